@@ -21,7 +21,8 @@ func TestCRISocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.WriteFile(dir+"/kustomization.yaml", []byte("resources: [../dra]\ncomponents: [../../components/cri-socket]\n"), 0o600); err != nil {
+	if err := os.WriteFile(dir+"/kustomization.yaml",
+		[]byte("resources: [../dra]\ncomponents: [../../components/cri-socket]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	const socket = "/run/containerd/containerd.sock"
@@ -41,10 +42,12 @@ func TestCRISocket(t *testing.T) {
 	if diff := gocmp.Diff(kustomized, charted); diff != "" || kustomized == nil {
 		t.Errorf("helm differs (-kustomize +helm):\n%s", diff)
 	}
-	if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", "criSocket=run/cri.sock"); err == nil || !strings.Contains(err.Error(), "criSocket") {
+	if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set",
+		"criSocket=run/cri.sock"); err == nil || !strings.Contains(err.Error(), "criSocket") {
 		t.Errorf("a relative path: %v\n%s", err, out)
 	}
-	if !mounted || len(pod.Volumes) != len(before.Volumes)+1 || len(pod.Containers[0].VolumeMounts) != len(before.Containers[0].VolumeMounts)+1 || len(with) != len(without) {
+	if !mounted || len(pod.Volumes) != len(before.Volumes)+1 ||
+		len(pod.Containers[0].VolumeMounts) != len(before.Containers[0].VolumeMounts)+1 || len(with) != len(without) {
 		t.Errorf("mounts %+v, volumes %+v", pod.Containers[0].VolumeMounts, pod.Volumes)
 	}
 }

@@ -34,7 +34,8 @@ var overlays = map[string][]string{
 	"overlays/dra":           nil,
 	"overlays/device-plugin": {"frontends={deviceplugin}"},
 	"overlays/both":          {"frontends={dra,deviceplugin}", "devicePluginGPUs=0", `draGPUs=1\,2\,3\,4\,5\,6\,7`},
-	"overlays/gpushare":      {"frontends={deviceplugin}", "nodeSelector.node-restriction\\.kubernetes\\.io/cgpu=null", "string:nodeSelector.gpushare=true"},
+	"overlays/gpushare": {"frontends={deviceplugin}", "nodeSelector.node-restriction\\.kubernetes\\.io/cgpu=null",
+		"string:nodeSelector.gpushare=true"},
 }
 
 // TestOverlays: what holds for every way to install.
@@ -48,11 +49,13 @@ func TestOverlays(t *testing.T) {
 }
 
 // paths of the host that the agent may have; docs/internals/agent.md says why.
-var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins/gpu.cgpu.io", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources",
+var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins/gpu.cgpu.io", "/var/lib/kubelet/plugins_registry",
+	"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources",
 	"/var/run/nri"}
 
 // namespacedKinds are those of our objects that a namespace has.
-var namespacedKinds = []string{"ServiceAccount", "DaemonSet", "NetworkPolicy", "ConfigMap", "Service", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+var namespacedKinds = []string{"ServiceAccount", "DaemonSet", "NetworkPolicy", "ConfigMap", "Service", "PodMonitor",
+	"ServiceMonitor", "PrometheusRule"}
 
 func invariants(t *testing.T, list []object) {
 	t.Helper()
@@ -74,19 +77,22 @@ func invariants(t *testing.T, list []object) {
 	}
 	for _, class := range of[*node.RuntimeClass](list) {
 		if class.Name != "cgpu" || class.Handler != "cgpu" || !maps.Equal(class.Scheduling.NodeSelector, pod.Spec.NodeSelector) {
-			t.Errorf("RuntimeClass %s: handler %s, on nodes %v; the agent is on %v", class.Name, class.Handler, class.Scheduling.NodeSelector, pod.Spec.NodeSelector)
+			t.Errorf("RuntimeClass %s: handler %s, on nodes %v; the agent is on %v", class.Name, class.Handler, class.Scheduling.NodeSelector,
+				pod.Spec.NodeSelector)
 		}
 	}
 	for _, p := range of[*networking.NetworkPolicy](list) {
 		if !labels.SelectorFromSet(p.Spec.PodSelector.MatchLabels).Matches(labels.Set(pod.Labels)) {
 			t.Errorf("NetworkPolicy %s does not select the agent", p.Name)
 		}
-		if len(p.Spec.Ingress) != 1 || len(p.Spec.Ingress[0].Ports) != 1 || p.Spec.Ingress[0].Ports[0].Port.IntVal != pod.Spec.Containers[0].Ports[0].ContainerPort {
+		if len(p.Spec.Ingress) != 1 || len(p.Spec.Ingress[0].Ports) != 1 ||
+			p.Spec.Ingress[0].Ports[0].Port.IntVal != pod.Spec.Containers[0].Ports[0].ContainerPort {
 			t.Errorf("NetworkPolicy %s: ingress is not the health port alone", p.Name)
 		}
 		// The port asks nobody who he is: an empty list of peers would be everybody.
 		if from := p.Spec.Ingress[0].From; len(from) != 2 || from[0].NamespaceSelector.MatchLabels["cgpu.io/metrics"] != "true" ||
-			from[1].PodSelector.MatchLabels["k8s-app"] != "konnectivity-agent" || from[1].NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"] != "kube-system" {
+			from[1].PodSelector.MatchLabels["k8s-app"] != "konnectivity-agent" ||
+			from[1].NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"] != "kube-system" {
 			t.Errorf("NetworkPolicy %s: admits %+v", p.Name, from)
 		}
 	}
@@ -117,8 +123,10 @@ func checkUpdate(t *testing.T, set *apps.DaemonSet) {
 	c := set.Spec.Template.Spec.Containers[0]
 	plugin := strings.Contains(strings.Join(c.Args, " "), "deviceplugin")
 	update := set.Spec.UpdateStrategy.RollingUpdate
-	if surge := update.MaxSurge.IntValue(); (surge > 0) == plugin || (update.MaxUnavailable.IntValue() > 0) != plugin || set.Spec.MinReadySeconds < 2 {
-		t.Errorf("maxSurge %d, maxUnavailable %v, minReadySeconds %d, device plugin: %v", surge, update.MaxUnavailable, set.Spec.MinReadySeconds, plugin)
+	if surge := update.MaxSurge.IntValue(); (surge > 0) == plugin || (update.MaxUnavailable.IntValue() > 0) != plugin ||
+		set.Spec.MinReadySeconds < 2 {
+		t.Errorf("maxSurge %d, maxUnavailable %v, minReadySeconds %d, device plugin: %v", surge, update.MaxUnavailable,
+			set.Spec.MinReadySeconds, plugin)
 	}
 	uid := slices.ContainsFunc(c.Env, func(e core.EnvVar) bool {
 		return e.Name == "POD_UID" && e.ValueFrom.FieldRef.FieldPath == "metadata.uid"
@@ -155,7 +163,8 @@ func checkPod(t *testing.T, s core.PodSpec) {
 	for what, p := range map[string]struct {
 		*core.Probe
 		want []string
-	}{"liveness": {c.LivenessProbe, []string{"/cgpu-agent", "healthy"}}, "readiness": {c.ReadinessProbe, []string{"/cgpu-agent", "healthy", "--ready"}}} {
+	}{"liveness": {c.LivenessProbe, []string{"/cgpu-agent", "healthy"}},
+		"readiness": {c.ReadinessProbe, []string{"/cgpu-agent", "healthy", "--ready"}}} {
 		if p.Probe == nil || p.Exec == nil || !slices.Equal(p.Exec.Command, p.want) || p.HTTPGet != nil || p.TimeoutSeconds < 5 {
 			t.Errorf("%s probe: %+v, want %q", what, p.Probe, p.want)
 		}
@@ -188,7 +197,8 @@ func checkRBAC(t *testing.T, list []object, namespace string) {
 	bound := map[string]bool{}
 	for _, b := range of[*rbac.ClusterRoleBinding](list) {
 		bound[b.RoleRef.Name] = true
-		if len(b.Subjects) != 1 || b.Subjects[0].Kind != "ServiceAccount" || b.Subjects[0].Name != "cgpu-agent" || b.Subjects[0].Namespace != namespace {
+		if len(b.Subjects) != 1 || b.Subjects[0].Kind != "ServiceAccount" || b.Subjects[0].Name != "cgpu-agent" ||
+			b.Subjects[0].Namespace != namespace {
 			t.Errorf("%s is bound to %v", b.Name, b.Subjects)
 		}
 	}
@@ -294,7 +304,8 @@ func TestMonitoring(t *testing.T) {
 			invariants(t, list)
 			pod := of[*apps.DaemonSet](list)[0].Spec.Template
 			for _, s := range of[*core.Service](list) {
-				if !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(pod.Labels)) || s.Spec.Ports[0].TargetPort.StrVal != pod.Spec.Containers[0].Ports[0].Name {
+				if !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(pod.Labels)) ||
+					s.Spec.Ports[0].TargetPort.StrVal != pod.Spec.Containers[0].Ports[0].Name {
 					t.Errorf("%+v does not select the agent's port", s.Spec)
 				}
 			}
@@ -322,8 +333,8 @@ func TestMonitoring(t *testing.T) {
 	}
 }
 
-// TestManifestsAsTheyAre: components and chart make the same of what runs manifests for other clusters, and with other names both places have
-// them.
+// TestManifestsAsTheyAre: components and chart make the same of what runs manifests for other clusters, and with other names both places
+// have them.
 func TestManifestsAsTheyAre(t *testing.T) {
 	list := with(t, "add-runtimeclass", "extended-resource")
 	invariants(t, list)
@@ -333,12 +344,14 @@ func TestManifestsAsTheyAre(t *testing.T) {
 		t.Errorf("helm differs (-kustomize +helm):\n%s", diff)
 	}
 	text := fmt.Sprint(comparable(render(t, "runtimeClass.addToPods=true", "runtimeClass.name=gold", "extendedResource=nvidia.com/gpu")))
-	for _, want := range []string{`runtimeClassName: "gold"`, `"aliyun.com/gpu-mem", "nvidia.com/gpu", "deviceclass`, "extendedResourceName:nvidia.com/gpu"} {
+	for _, want := range []string{`runtimeClassName: "gold"`, `"aliyun.com/gpu-mem", "nvidia.com/gpu", "deviceclass`,
+		"extendedResourceName:nvidia.com/gpu"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the chart with other names lacks %s", want)
 		}
 	}
-	if text := fmt.Sprint(comparable(render(t))); strings.Contains(text, "extendedResourceName") || strings.Contains(text, "MutatingAdmissionPolicy") {
+	if text := fmt.Sprint(comparable(render(t))); strings.Contains(text, "extendedResourceName") ||
+		strings.Contains(text, "MutatingAdmissionPolicy") {
 		t.Error("the chart has one of them without being asked for it")
 	}
 }
@@ -378,10 +391,13 @@ func TestChartValues(t *testing.T) {
 	if out, err := helm.run(t, "lint", "--strict", "helm/cgpu"); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	list := render(t, "frontends={deviceplugin}", "memoryUnit=MiB", "image.repository=registry.example/cgpu-agent", "image.tag=v1", "runtimeClass.name=gpu",
-		"admission.runtimeClass=Deny", "networkPolicy.apiServerPorts={8443}", "networkPolicy.apiServerCIDRs={10.0.0.10/32}", "smi=off", "hook=/usr/bin/cgpu-hook", "nodeSelector.gpu=yes", "resources.limits.memory=1Gi")
+	list := render(t, "frontends={deviceplugin}", "memoryUnit=MiB", "image.repository=registry.example/cgpu-agent", "image.tag=v1",
+		"runtimeClass.name=gpu",
+		"admission.runtimeClass=Deny", "networkPolicy.apiServerPorts={8443}", "networkPolicy.apiServerCIDRs={10.0.0.10/32}", "smi=off",
+		"hook=/usr/bin/cgpu-hook", "nodeSelector.gpu=yes", "resources.limits.memory=1Gi")
 	c := of[*apps.DaemonSet](list)[0].Spec.Template.Spec.Containers[0]
-	if want := []string{"--frontends=deviceplugin", "--memory-unit=MiB", "--hook=/usr/bin/cgpu-hook", "--smi=off"}; !slices.Equal(c.Args, want) || c.Image != "registry.example/cgpu-agent:v1" {
+	if want := []string{"--frontends=deviceplugin", "--memory-unit=MiB", "--hook=/usr/bin/cgpu-hook", "--smi=off"}; !slices.Equal(c.Args,
+		want) || c.Image != "registry.example/cgpu-agent:v1" {
 		t.Errorf("image %q, arguments %q, want %q", c.Image, c.Args, want)
 	}
 	if class := of[*node.RuntimeClass](list)[0]; class.Name != "gpu" || class.Scheduling.NodeSelector["gpu"] != "yes" {
@@ -398,7 +414,8 @@ func TestChartValues(t *testing.T) {
 		}
 	}
 	list = render(t, "admission.enabled=false", "networkPolicy.enabled=false", "runtimeClass.create=false")
-	if n := len(of[*admission.ValidatingAdmissionPolicy](list)) + len(of[*networking.NetworkPolicy](list)) + len(of[*node.RuntimeClass](list)); n != 0 {
+	if n := len(of[*admission.ValidatingAdmissionPolicy](list)) + len(of[*networking.NetworkPolicy](list)) +
+		len(of[*node.RuntimeClass](list)); n != 0 {
 		t.Errorf("%d objects that are switched off", n)
 	}
 	list = render(t, "admission.privileges=false")
@@ -406,7 +423,8 @@ func TestChartValues(t *testing.T) {
 		t.Error("admission.privileges=false: want the other policies alone")
 	}
 	list = render(t, "admission.limits.min-memory=7Gi", "admission.limits.max-cores=30", "admission.denyRuntimeClasses={nvidia,gold}")
-	for name, want := range map[string]string{"vgpu-limits.cgpu.io": `{"max-cores":"30","min-memory":"7Gi"}`, "runtimeclasses.cgpu.io": `["nvidia","gold"]`} {
+	for name, want := range map[string]string{"vgpu-limits.cgpu.io": `{"max-cores":"30","min-memory":"7Gi"}`,
+		"runtimeclasses.cgpu.io": `["nvidia","gold"]`} {
 		if got := firstVariable(list, name); got != want || !hasPolicy(list, name) {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}
@@ -434,7 +452,8 @@ func TestChartValues(t *testing.T) {
 		"admission.runtimeClass=Audit":                              "runtimeClass",
 		"frontend={dra}":                                            "frontend",
 	} {
-		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil || !strings.Contains(err.Error(), want) {
+		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("--set %s: %v, want %q\n%s", set, err, want, out)
 		}
 	}
@@ -484,8 +503,10 @@ func TestSchedulers(t *testing.T) {
 func TestChartFiles(t *testing.T) {
 	for name, source := range map[string]string{
 		"deviceclasses": "base/deviceclasses.yaml", "admission": "base/admission.yaml", "admission-agent": "base/admission-agent.yaml",
-		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "base/admission-privileges.yaml", "admission-limits": "base/admission-limits.yaml",
-		"admission-device-plugin": "components/device-plugin/admission.yaml", "admission-gpushare": "components/device-plugin/admission-gpushare.yaml",
+		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "base/admission-privileges.yaml",
+		"admission-limits":           "base/admission-limits.yaml",
+		"admission-device-plugin":    "components/device-plugin/admission.yaml",
+		"admission-gpushare":         "components/device-plugin/admission-gpushare.yaml",
 		"admission-installer":        "components/installer/admission.yaml",
 		"admission-runtimeclasses":   "components/deny-runtimeclasses/admission.yaml",
 		"admission-add-runtimeclass": "components/add-runtimeclass/admission.yaml",

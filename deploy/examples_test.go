@@ -54,11 +54,13 @@ func TestScaling(t *testing.T) {
 	}
 	list := decode(t, "hpa.yaml", text["hpa"])
 	deployment, hpa := of[*apps.Deployment](list)[0], of[*autoscaling.HorizontalPodAutoscaler](list)[0]
-	if hpa.Spec.ScaleTargetRef.Name != deployment.Name || !strings.Contains(text["prometheus-adapter"], "{as: "+hpa.Spec.Metrics[0].Pods.Metric.Name+"}") {
+	if hpa.Spec.ScaleTargetRef.Name != deployment.Name ||
+		!strings.Contains(text["prometheus-adapter"], "{as: "+hpa.Spec.Metrics[0].Pods.Metric.Name+"}") {
 		t.Errorf("%+v, Deployment %s", hpa.Spec, deployment.Name)
 	}
 	spec, _ := decode(t, "keda.yaml", text["keda"])[0].tree["spec"].(map[string]any)
-	if target, _ := spec["scaleTargetRef"].(map[string]any); target["name"] != deployment.Name || !strings.Contains(text["keda"], `pod=~"`+deployment.Name+`-.+"`) {
+	if target, _ := spec["scaleTargetRef"].(map[string]any); target["name"] != deployment.Name ||
+		!strings.Contains(text["keda"], `pod=~"`+deployment.Name+`-.+"`) {
 		t.Errorf("keda.yaml scales %v", target)
 	}
 }

@@ -78,7 +78,8 @@ func checkInstaller(t *testing.T, list []object, args [][]string) {
 			path, ofHost := host[m.Name]
 			token = token || !ofHost
 			switch {
-			case path == "/" && (m.MountPropagation == nil || *m.MountPropagation != core.MountPropagationHostToContainer || m.RecursiveReadOnly != nil):
+			case path == "/" && (m.MountPropagation == nil || *m.MountPropagation != core.MountPropagationHostToContainer ||
+				m.RecursiveReadOnly != nil):
 				t.Errorf("%s: %+v: it keeps what the host unmounts, or the API server refuses it", c.Name, m)
 			case ofHost && m.MountPath != strings.TrimSuffix("/host"+path, "/"):
 				t.Errorf("%s: %s of the host is at %s", c.Name, path, m.MountPath)
@@ -91,10 +92,12 @@ func checkInstaller(t *testing.T, list []object, args [][]string) {
 		if privileged {
 			want = []string{"/opt/cgpu", "/etc", "/run/cgpu", "/dev"}
 		}
-		if !slices.Equal(writable, want) || token == privileged || c.SecurityContext.ReadOnlyRootFilesystem == nil || c.Resources.Limits.Memory().IsZero() {
+		if !slices.Equal(writable, want) || token == privileged || c.SecurityContext.ReadOnlyRootFilesystem == nil ||
+			c.Resources.Limits.Memory().IsZero() {
 			t.Errorf("%s: privileged %v, writes %q, token %v", c.Name, privileged, writable, token)
 		}
-		if s := c.SecurityContext; !privileged && (!*s.RunAsNonRoot || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"})) {
+		if s := c.SecurityContext; !privileged && (!*s.RunAsNonRoot || *s.AllowPrivilegeEscalation ||
+			!slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"})) {
 			t.Errorf("%s: %+v", c.Name, s)
 		}
 	}
@@ -102,7 +105,8 @@ func checkInstaller(t *testing.T, list []object, args [][]string) {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
 	for _, r := range of[*rbac.ClusterRole](list) {
-		if r.Name == "cgpu-installer" && (len(r.Rules) != 1 || !slices.Equal(r.Rules[0].Resources, []string{"nodes"}) || !slices.Equal(r.Rules[0].Verbs, []string{"patch"})) {
+		if r.Name == "cgpu-installer" && (len(r.Rules) != 1 || !slices.Equal(r.Rules[0].Resources, []string{"nodes"}) ||
+			!slices.Equal(r.Rules[0].Verbs, []string{"patch"})) {
 			t.Errorf("rights %+v", r.Rules)
 		}
 	}
@@ -113,11 +117,15 @@ func checkInstaller(t *testing.T, list []object, args [][]string) {
 
 // TestInstallerValues: each value reaches what it is for, and what would be unsafe is refused.
 func TestInstallerValues(t *testing.T) {
-	set := installer(render(t, "installer.enabled=true", "installer.engine=k3s", "installer.restart=true", "installer.dir=/var/lib/cgpu", "runtimeClass.handler=gpu",
-		"installer.engineSocket=/run/x.sock", "installer.image.repository=registry.example/cgpu-installer", "installer.image.tag=v1", "image.tag=v2"))
+	set := installer(render(t, "installer.enabled=true", "installer.engine=k3s", "installer.restart=true", "installer.dir=/var/lib/cgpu",
+		"runtimeClass.handler=gpu",
+		"installer.engineSocket=/run/x.sock", "installer.image.repository=registry.example/cgpu-installer",
+		"installer.image.tag=v1", "image.tag=v2"))
 	c := set.Spec.Template.Spec.InitContainers[0]
-	want := []string{"install", "k3s", "--host-root=/host", "--host-dir=/var/lib/cgpu", "--name=gpu", "--engine-socket=/run/x.sock", "--restart"}
-	if !slices.Equal(c.Args, want) || c.Image != "registry.example/cgpu-installer:v1" || set.Spec.Template.Spec.Containers[0].Image != "cgpu-agent:v2" {
+	want := []string{"install", "k3s", "--host-root=/host", "--host-dir=/var/lib/cgpu", "--name=gpu",
+		"--engine-socket=/run/x.sock", "--restart"}
+	if !slices.Equal(c.Args, want) || c.Image != "registry.example/cgpu-installer:v1" ||
+		set.Spec.Template.Spec.Containers[0].Image != "cgpu-agent:v2" {
 		t.Errorf("image %s, arguments %q, want %q", c.Image, c.Args, want)
 	}
 	for _, path := range []string{"/host/var/lib/cgpu", "/host/var/lib/rancher/k3s/agent/etc/containerd"} {
@@ -133,7 +141,8 @@ func TestInstallerValues(t *testing.T) {
 		"installer.dir=/opt/../etc":                      "dir",
 		"installer.default=true":                         "default",
 	} {
-		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil || !strings.Contains(err.Error(), want) {
+		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("--set %s: %v, want %q\n%s", set, err, want, out)
 		}
 	}
@@ -141,7 +150,8 @@ func TestInstallerValues(t *testing.T) {
 
 // TestInstallerNotes: the chart says which label to set, and not one that the installer sets or is to remove.
 func TestInstallerNotes(t *testing.T) {
-	const agents, installers = "kubectl label node NODE node-restriction.kubernetes.io/cgpu=true", "kubectl label node NODE node-restriction.kubernetes.io/cgpu-install=true"
+	const agents, installers = "kubectl label node NODE node-restriction.kubernetes.io/cgpu=true",
+		"kubectl label node NODE node-restriction.kubernetes.io/cgpu-install=true"
 	// Helm shows notes only where there is a cluster.
 	chart := t.TempDir()
 	if err := os.CopyFS(chart, os.DirFS("helm/cgpu")); err != nil {
@@ -159,7 +169,8 @@ func TestInstallerNotes(t *testing.T) {
 		"installer.enabled=true,nodeSelector.x=y":         "set those yourself",
 		"installer.enabled=true,installer.mode=uninstall": "removes the label",
 	} {
-		out, err := helm.run(t, "template", "cgpu", chart, "--kube-version", kubeVersion, "--show-only", "templates/notes.yaml", "--set", settings)
+		out, err := helm.run(t, "template", "cgpu", chart, "--kube-version", kubeVersion, "--show-only",
+			"templates/notes.yaml", "--set", settings)
 		_, encoded, _ := strings.Cut(string(out), "notes: ")
 		text, decoded := base64.StdEncoding.DecodeString(strings.TrimSpace(encoded))
 		notes := string(text)

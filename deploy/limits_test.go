@@ -81,7 +81,8 @@ var limitCases = []struct{ labels, requests, want string }{
 	{"min-memory=4Mi", exactly("n", "memory: 80Mi, containers: 20", ""), ""},
 	{"min-memory=0", exactly("n", "memory: 20Mi, containers: 20", ""), ""},
 	// What is not cgpu's is not bounded.
-	{"max-memory=1Gi,max-containers=1", `{name: n, exactly: {deviceClassName: nic.example.com, count: 8, capacity: {requests: {memory: 999Gi}}}}`, ""},
+	{"max-memory=1Gi,max-containers=1",
+		`{name: n, exactly: {deviceClassName: nic.example.com, count: 8, capacity: {requests: {memory: 999Gi}}}}`, ""},
 	{"max-gpus=0", ``, ""},
 
 	{"max-memory=8Gi", exactly("n", "memory: 8Gi", ""), ""},
@@ -101,8 +102,10 @@ var limitCases = []struct{ labels, requests, want string }{
 	{"max-memory=8Gi", exactly("a", "memory: 20Gi", "") + ", " + exactly("b", "memory: -12Gi", ""), tooMuch},
 	{"max-memory=8Gi", first(share, `deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 9Gi}}`), tooMuch},
 	{"max-memory=8Gi", first(share, `deviceClassName: vgpu.cgpu.io, count: 3, capacity: {requests: {memory: 4Gi}}`), tooMuch},
-	{"max-memory=8Gi", exactly("a", "memory: 4Gi", "") + ", " + first(share, `deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 5Gi}}`), tooMuch},
-	{"max-memory=8Gi", `{name: n, exactly: {deviceClassName: big.cgpu.io, capacity: {requests: {memory: 9Gi}}}}`, tooMuch}, // an administrator's class
+	{"max-memory=8Gi", exactly("a", "memory: 4Gi", "") + ", " + first(share,
+		`deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 5Gi}}`), tooMuch},
+	// an administrator's class
+	{"max-memory=8Gi", `{name: n, exactly: {deviceClassName: big.cgpu.io, capacity: {requests: {memory: 9Gi}}}}`, tooMuch},
 
 	// No memory is all of a GPU.
 	{"max-memory=8Gi", `{name: n, exactly: {deviceClassName: vgpu.cgpu.io}}`, noGPUs},
@@ -151,8 +154,12 @@ var limitCases = []struct{ labels, requests, want string }{
 	{"max-gpus=true", exactly("n", "memory: 1Gi", ""), "label cgpu.io/max-gpus: want a quantity"},
 
 	// As much as a claim can say: the policy must not be too expensive to be asked.
-	{"max-memory=8Gi", times(32, strings.ReplaceAll(first(slices.Repeat([]string{`deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 256Mi, cores: 1, containers: 1}}`}, 8)...), "name: f", "name: n")), tooThin},
-	{"max-memory=16Gi", times(32, strings.ReplaceAll(first(slices.Repeat([]string{`deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 512Mi, cores: 1, containers: 1}}`}, 8)...), "name: f", "name: n")), ""},
+	{"max-memory=8Gi",
+		times(32,
+			strings.ReplaceAll(first(slices.Repeat([]string{`deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 256Mi, cores: 1, containers: 1}}`}, 8)...), "name: f", "name: n")), tooThin},
+	{"max-memory=16Gi",
+		times(32,
+			strings.ReplaceAll(first(slices.Repeat([]string{`deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 512Mi, cores: 1, containers: 1}}`}, 8)...), "name: f", "name: n")), ""},
 }
 
 // limits: what a claim and a template may take is bounded by their namespace, whatever they leave out.
@@ -174,7 +181,8 @@ func (c cluster) limits(t *testing.T) {
 	}
 	both := func(namespace string, spec resourceapi.ResourceClaimSpec) []error {
 		named := meta.ObjectMeta{GenerateName: "c-", Namespace: namespace}
-		_, claim := c.admin.ResourceV1().ResourceClaims(namespace).Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: named, Spec: spec}, dry)
+		_, claim := c.admin.ResourceV1().ResourceClaims(namespace).
+			Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: named, Spec: spec}, dry)
 		_, template := c.admin.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(),
 			&resourceapi.ResourceClaimTemplate{ObjectMeta: named, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}, dry)
 		return []error{claim, template}
@@ -195,7 +203,9 @@ func (c cluster) limits(t *testing.T) {
 	}
 	weighted := func(weight string) resourceapi.ResourceClaimSpec {
 		var spec resourceapi.ResourceClaimSpec
-		if err := yaml.UnmarshalStrict([]byte("devices: {requests: ["+exactly("n", "memory: 1Gi", "")+"], config: [{opaque: {driver: gpu.cgpu.io, parameters: {apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig"+weight+"}}}]}"), &spec); err != nil {
+		if err := yaml.UnmarshalStrict([]byte("devices: {requests: ["+exactly("n", "memory: 1Gi", "")+
+			"], config: [{opaque: {driver: gpu.cgpu.io, parameters: {apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig"+weight+"}}}]}"),
+			&spec); err != nil {
 			t.Fatal(err)
 		}
 		return spec
@@ -223,7 +233,8 @@ func (c cluster) limits(t *testing.T) {
 // namespace may not have.
 func (c cluster) extended(t *testing.T) {
 	free, bound := "extended-free", "extended-bound"
-	c.apply(fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: {cgpu.io/max-memory: 8Gi}}\n", free, bound))
+	c.apply(fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s, "+
+		"labels: {cgpu.io/max-memory: 8Gi}}\n", free, bound))
 	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: "gpus"}, Status: core.NodeStatus{
 		Capacity:    core.ResourceList{"cpu": resource.MustParse("4"), "memory": resource.MustParse("8Gi"), "pods": resource.MustParse("20")},
 		Allocatable: core.ResourceList{"cpu": resource.MustParse("4"), "memory": resource.MustParse("8Gi"), "pods": resource.MustParse("20")},

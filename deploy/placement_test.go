@@ -81,14 +81,17 @@ func TestServerNear(t *testing.T) {
 			t.Errorf("step %d, %s: has %v, want %v", i, step.claim, got, step.want)
 		}
 	}
-	small := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
-		DeviceClassName: "vgpu.cgpu.io", Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("64Mi")}}}}}}}
+	small := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu",
+		Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: "vgpu.cgpu.io",
+			Capacity:        &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("64Mi")}}}}}}}
 	for _, first := range []int{6, 3} {
 		c.applySlice("bridged", slices.Concat(devices[first:], devices[:first]))
 		n := 0
 		within(t, 60*time.Second, "the order of the slice", func() string { // which the scheduler learns in its time
 			n++
-			if got := c.place(t, namespace, fmt.Sprintf("small-%d-%d", first, n), small); !slices.Equal(got, []string{fmt.Sprintf("gpu-%d", first)}) {
+			if got := c.place(t, namespace, fmt.Sprintf("small-%d-%d", first, n), small); !slices.Equal(got,
+				[]string{fmt.Sprintf("gpu-%d", first)}) {
 				return fmt.Sprintf("has %v, want GPU %d", got, first)
 			}
 			return ""
@@ -98,10 +101,13 @@ func TestServerNear(t *testing.T) {
 
 // allOf asks for all memory of so many GPUs of a list.
 func allOf(uuids string, count int64) resourceapi.ResourceClaimSpec {
-	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpus", Exactly: &resourceapi.ExactDeviceRequest{
-		DeviceClassName: "vgpu.cgpu.io", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
-		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["gpu.cgpu.io"].uuid in ` + uuids}}}}}},
-		Constraints: []resourceapi.DeviceConstraint{{Requests: []string{"gpus"}, DistinctAttribute: new(resourceapi.FullyQualifiedName("gpu.cgpu.io/uuid"))}}}}
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpus",
+		Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: "vgpu.cgpu.io", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: `device.attributes["gpu.cgpu.io"].uuid in ` +
+				uuids}}}}}},
+		Constraints: []resourceapi.DeviceConstraint{{Requests: []string{"gpus"},
+			DistinctAttribute: new(resourceapi.FullyQualifiedName("gpu.cgpu.io/uuid"))}}}}
 }
 
 // sliceDevice is a GPU of 16 GiB; four are of a NUMA node.
@@ -112,7 +118,8 @@ func sliceDevice(i int, model string, domain int) string {
 
 func (c cluster) applySlice(node string, devices []string) {
 	c.Helper()
-	c.apply(fmt.Sprintf("{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: %[1]s}, spec: {driver: gpu.cgpu.io, nodeName: %[1]s, pool: {name: %[1]s, resourceSliceCount: 1}, devices: [",
+	c.apply(fmt.Sprintf("{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: %[1]s}, spec: {driver: gpu.cgpu.io, "+
+		"nodeName: %[1]s, pool: {name: %[1]s, resourceSliceCount: 1}, devices: [",
 		node) + strings.Join(devices, ",\n") + "]}}")
 }
 

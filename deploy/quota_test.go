@@ -93,7 +93,8 @@ func (c cluster) quota(t *testing.T) {
 	claim := func(change func(*resourceapi.ExactDeviceRequest)) error {
 		spec := *spec.DeepCopy()
 		change(spec.Devices.Requests[0].Exactly)
-		_, err := c.admin.ResourceV1().ResourceClaims(ns).Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: meta.ObjectMeta{GenerateName: "c-"}, Spec: spec}, meta.CreateOptions{})
+		_, err := c.admin.ResourceV1().ResourceClaims(ns).
+			Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: meta.ObjectMeta{GenerateName: "c-"}, Spec: spec}, meta.CreateOptions{})
 		return err
 	}
 	for range 6 {
@@ -118,7 +119,8 @@ func (c cluster) quota(t *testing.T) {
 		}
 	}
 	units := func(memory, percent string) error {
-		limits := core.ResourceList{"aliyun.com/gpu-mem": resource.MustParse(memory), "aliyun.com/gpu-core.percentage": resource.MustParse(percent)}
+		limits := core.ResourceList{"aliyun.com/gpu-mem": resource.MustParse(memory),
+			"aliyun.com/gpu-core.percentage": resource.MustParse(percent)}
 		p := pod("", func(p *core.Pod) {
 			class := "cgpu"
 			p.Namespace, p.GenerateName, p.Spec.RuntimeClassName = ns, "p-", &class

@@ -71,7 +71,8 @@ func (c cluster) as(user string, extra map[string][]string, groups ...string) ku
 
 func (c cluster) apply(text string, more ...string) {
 	c.Helper()
-	cmd := exec.Command("kubectl", append([]string{"--kubeconfig", os.Getenv("CGPU_TEST_KUBECONFIG"), "apply", "--server-side", "--force-conflicts", "-f", "-"}, more...)...)
+	cmd := exec.Command("kubectl", append([]string{"--kubeconfig", os.Getenv("CGPU_TEST_KUBECONFIG"), "apply", "--server-side",
+		"--force-conflicts", "-f", "-"}, more...)...)
 	cmd.Stdin = strings.NewReader(text)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		c.Fatalf("kubectl apply %s: %v\n%s", strings.Join(more, " "), err, out)
@@ -90,7 +91,8 @@ func TestServer(t *testing.T) {
 	c.apply(kustomize.must(t, "build", "overlays/both"))
 	c.apply(helm.must(t, "template", "cgpu", "helm/cgpu", "--namespace", "cgpu-system", "--kube-version", kubeVersion), "--dry-run=server")
 	// The labels are set before the examples, which need them; claims looks at a namespace without.
-	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {cgpu.io/allow-high-priority: \"true\", cgpu.io/allow-spill: \"true\"}}\n")
+	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {cgpu.io/allow-high-priority: \"true\", " +
+		"cgpu.io/allow-spill: \"true\"}}\n")
 	c.apply(kustomize.must(t, "build", "examples"), "--dry-run=server")
 	t.Run("claims", c.claims)
 	t.Run("limits", c.limits)
@@ -148,10 +150,12 @@ func (c cluster) pods(t *testing.T) {
 	}
 	t.Cleanup(func() { c.remove("plain") })
 	patch := []byte(`{"metadata": {"annotations": {"alloc.cgpu.io/percent": "100"}}}`)
-	if _, err := c.admin.CoreV1().Pods("default").Patch(t.Context(), "plain", types.MergePatchType, patch, meta.PatchOptions{}); !refused(err, "are for device plugins alone") {
+	if _, err := c.admin.CoreV1().Pods("default").
+		Patch(t.Context(), "plain", types.MergePatchType, patch, meta.PatchOptions{}); !refused(err, "are for device plugins alone") {
 		t.Errorf("forged later: %v", err)
 	}
-	if _, err := c.admin.CoreV1().Pods("default").Patch(t.Context(), "plain", types.MergePatchType, patch, meta.PatchOptions{}, "status"); !refused(err, "are for device plugins alone") {
+	if _, err := c.admin.CoreV1().Pods("default").
+		Patch(t.Context(), "plain", types.MergePatchType, patch, meta.PatchOptions{}, "status"); !refused(err, "are for device plugins alone") {
 		t.Errorf("forged with the status: %v", err)
 	}
 }
@@ -185,7 +189,8 @@ rules: [{apiGroups: [""], resources: [pods], verbs: [get, create, update, patch]
 		}
 		return ""
 	})
-	for _, key := range []string{"ALIYUN_COM_GPU_MEM_ASSIGNED", "ALIYUN_COM_GPU_MEM_POD", "ALIYUN_COM_GPU_MEM_ASSUME_TIME", "scheduler.framework.gpushare.allocation"} {
+	for _, key := range []string{"ALIYUN_COM_GPU_MEM_ASSIGNED", "ALIYUN_COM_GPU_MEM_POD", "ALIYUN_COM_GPU_MEM_ASSUME_TIME",
+		"scheduler.framework.gpushare.allocation"} {
 		if err := create(owner, annotated("p", key)); !refused(err, want) {
 			t.Errorf("%s: %v", key, err)
 		}
@@ -206,7 +211,8 @@ rules: [{apiGroups: [""], resources: [pods], verbs: [get, create, update, patch]
 	}
 	t.Cleanup(func() { c.remove("shared") })
 	patch := func(api kubernetes.Interface, annotations string, subresource ...string) error {
-		_, err := api.CoreV1().Pods("default").Patch(t.Context(), "shared", types.MergePatchType, []byte(`{"metadata": {"annotations": `+annotations+`}}`), meta.PatchOptions{}, subresource...)
+		_, err := api.CoreV1().Pods("default").Patch(t.Context(), "shared", types.MergePatchType,
+			[]byte(`{"metadata": {"annotations": `+annotations+`}}`), meta.PatchOptions{}, subresource...)
 		return err
 	}
 	if err := patch(extender, `{"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false"}`); err != nil {
@@ -393,7 +399,8 @@ func (c cluster) nodeLabel(t *testing.T) {
 	t.Cleanup(func() { c.mustDelete("node", "kubelets") })
 	kubelet := c.as("system:node:kubelets", nil, "system:nodes")
 	patch := func(api kubernetes.Interface, name string) error {
-		_, err := api.CoreV1().Nodes().Patch(t.Context(), "kubelets", types.MergePatchType, []byte(`{"metadata": {"labels": {"`+name+`": "true"}}}`), meta.PatchOptions{})
+		_, err := api.CoreV1().Nodes().Patch(t.Context(), "kubelets", types.MergePatchType,
+			[]byte(`{"metadata": {"labels": {"`+name+`": "true"}}}`), meta.PatchOptions{})
 		return err
 	}
 	if err := patch(kubelet, label); !refused(err, "is not allowed to modify labels") {
@@ -462,8 +469,9 @@ func (c cluster) installer(t *testing.T) {
 		"an annotation":     {patch(own, "here2", `{"metadata": {"annotations": {"a": "c"}}}`), onlyLabel},
 		"a taint":           {patch(own, "here2", `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`), onlyLabel},
 		"unschedulable":     {patch(own, "here2", `{"spec": {"unschedulable": true}}`), onlyLabel},
-		"an owner":          {patch(own, "here2", `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "b"}]}}`), onlyLabel},
-		"the status":        {patch(own, "here2", `{"status": {"capacity": {"cpu": "999"}}}`, "status"), "cannot patch resource"},
+		"an owner": {patch(own, "here2",
+			`{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "b"}]}}`), onlyLabel},
+		"the status": {patch(own, "here2", `{"status": {"capacity": {"cpu": "999"}}}`, "status"), "cannot patch resource"},
 	} {
 		if !refused(tt.err, tt.want) {
 			t.Errorf("%s: %v, want %q", what, tt.err, tt.want)
@@ -476,9 +484,11 @@ func (c cluster) agent(t *testing.T) {
 	for _, name := range []string{"here", "there"} {
 		// As a kubelet has it: what the agent's patches leave alone is there to be compared.
 		n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name, Labels: map[string]string{"zone": "a"}, Annotations: map[string]string{"a": "b"}},
-			Status: core.NodeStatus{Capacity: core.ResourceList{"cpu": resource.MustParse("4")}, Allocatable: core.ResourceList{"cpu": resource.MustParse("3500m")},
-				Conditions: []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}, {Type: "PIDPressure", Status: core.ConditionFalse}},
-				Images:     []core.ContainerImage{{Names: []string{"i"}}}, NodeInfo: core.NodeSystemInfo{KernelVersion: "6.1"}}}
+			Status: core.NodeStatus{Capacity: core.ResourceList{"cpu": resource.MustParse("4")},
+				Allocatable: core.ResourceList{"cpu": resource.MustParse("3500m")},
+				Conditions: []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue},
+					{Type: "PIDPressure", Status: core.ConditionFalse}},
+				Images: []core.ContainerImage{{Names: []string{"i"}}}, NodeInfo: core.NodeSystemInfo{KernelVersion: "6.1"}}}
 		if _, err := c.admin.CoreV1().Nodes().Create(t.Context(), n, meta.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
@@ -519,7 +529,8 @@ func (c cluster) agent(t *testing.T) {
 		if err := condition(nobody, "here"); !refused(err, "names no node") {
 			return text(err)
 		}
-		for _, err := range []error{condition(agent, "here"), status(agent, "here", count), condition(agent, "here"), slice(agent, "here", "gpu.cgpu.io", "here"), annotate(agent, "on-here", assigned)} {
+		for _, err := range []error{condition(agent, "here"), status(agent, "here", count), condition(agent, "here"),
+			slice(agent, "here", "gpu.cgpu.io", "here"), annotate(agent, "on-here", assigned)} {
 			if err != nil {
 				return err.Error()
 			}
@@ -537,27 +548,34 @@ func (c cluster) agent(t *testing.T) {
 		"another node's pool":      {slice(agent, "here", "gpu.cgpu.io", "there"), "the pool of its node only"},
 		"another node's pod":       {annotate(agent, "on-there", assigned), "may not change what is of node there"},
 		"a pod's finalizers":       {annotate(agent, "on-here", `{"metadata": {"finalizers": ["a/b"]}}`), "annotations of pods only"},
-		"a pod's owner":            {annotate(agent, "on-here", `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]}}`), "annotations of pods only"},
-		"a pod's other annotation": {annotate(agent, "on-here", `{"metadata": {"annotations": {"cgpu.io/gpu-mem-limit": "1Gi"}}}`), "begin with ALIYUN_COM_GPU_MEM_"},
-		"an annotation taken away": {annotate(agent, "on-here", `{"metadata": {"annotations": {"kept": null}}}`), "begin with ALIYUN_COM_GPU_MEM_"},
-		"the node's labels":        {status(agent, "here", `{"metadata": {"labels": {"zone": "b"}}}`), "of a node only its status"},
-		"a label taken away":       {status(agent, "here", `{"metadata": {"labels": null}}`), "of a node only its status"},
-		"the node's annotations":   {status(agent, "here", `{"metadata": {"annotations": {"x": "y"}}}`), "of a node only its status"},
-		"the node's finalizers":    {status(agent, "here", `{"metadata": {"finalizers": ["a/b"]}}`), "of a node only its status"},
-		"the node's owner":         {status(agent, "here", `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]}}`), "of a node only its status"},
-		"the node's readiness":     {status(agent, "here", `{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}`), onlyOurs},
-		"a condition taken away":   {status(agent, "here", `{"status": {"conditions": [{"type": "Ready", "$patch": "delete"}]}}`), onlyOurs},
-		"a condition of others":    {status(agent, "here", `{"status": {"conditions": [{"type": "Other", "status": "True"}]}}`), onlyOurs},
-		"the node's processors":    {status(agent, "here", `{"status": {"capacity": {"cpu": "400"}}}`), onlyOurs},
-		"units of GPU memory":      {status(agent, "here", `{"status": {"allocatable": {"aliyun.com/gpu-mem": "400"}}}`), onlyOurs},
-		"a capacity taken away":    {status(agent, "here", `{"status": {"capacity": {"cpu": null}}}`), onlyOurs},
-		"the node's addresses":     {status(agent, "here", `{"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.66"}]}}`), onlyOurs},
-		"the node's images":        {status(agent, "here", `{"status": {"images": null}}`), onlyOurs},
-		"the kubelet's port":       {status(agent, "here", `{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}`), onlyOurs},
-		"a pod's labels":           {annotate(agent, "on-here", `{"metadata": {"labels": {"a": "b"}}}`), "annotations of pods only"},
-		"a pod's image":            {annotate(agent, "on-here", `{"spec": {"containers": [{"name": "c", "image": "other"}]}}`), "annotations of pods only"},
-		"forged, by the agent":     {annotate(agent, "on-here", `{"metadata": {"annotations": {"alloc.cgpu.io/shares": "x"}}}`), "denied request"}, // by either of two policies
-		"without a node":           {condition(nobody, "here"), "names no node"},
+		"a pod's owner": {annotate(agent, "on-here",
+			`{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]}}`), "annotations of pods only"},
+		"a pod's other annotation": {annotate(agent, "on-here", `{"metadata": {"annotations": {"cgpu.io/gpu-mem-limit": "1Gi"}}}`),
+			"begin with ALIYUN_COM_GPU_MEM_"},
+		"an annotation taken away": {annotate(agent, "on-here", `{"metadata": {"annotations": {"kept": null}}}`),
+			"begin with ALIYUN_COM_GPU_MEM_"},
+		"the node's labels":      {status(agent, "here", `{"metadata": {"labels": {"zone": "b"}}}`), "of a node only its status"},
+		"a label taken away":     {status(agent, "here", `{"metadata": {"labels": null}}`), "of a node only its status"},
+		"the node's annotations": {status(agent, "here", `{"metadata": {"annotations": {"x": "y"}}}`), "of a node only its status"},
+		"the node's finalizers":  {status(agent, "here", `{"metadata": {"finalizers": ["a/b"]}}`), "of a node only its status"},
+		"the node's owner": {status(agent, "here",
+			`{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]}}`), "of a node only its status"},
+		"the node's readiness":   {status(agent, "here", `{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}`), onlyOurs},
+		"a condition taken away": {status(agent, "here", `{"status": {"conditions": [{"type": "Ready", "$patch": "delete"}]}}`), onlyOurs},
+		"a condition of others":  {status(agent, "here", `{"status": {"conditions": [{"type": "Other", "status": "True"}]}}`), onlyOurs},
+		"the node's processors":  {status(agent, "here", `{"status": {"capacity": {"cpu": "400"}}}`), onlyOurs},
+		"units of GPU memory":    {status(agent, "here", `{"status": {"allocatable": {"aliyun.com/gpu-mem": "400"}}}`), onlyOurs},
+		"a capacity taken away":  {status(agent, "here", `{"status": {"capacity": {"cpu": null}}}`), onlyOurs},
+		"the node's addresses": {status(agent, "here", `{"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.66"}]}}`),
+			onlyOurs},
+		"the node's images":  {status(agent, "here", `{"status": {"images": null}}`), onlyOurs},
+		"the kubelet's port": {status(agent, "here", `{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}`), onlyOurs},
+		"a pod's labels":     {annotate(agent, "on-here", `{"metadata": {"labels": {"a": "b"}}}`), "annotations of pods only"},
+		"a pod's image": {annotate(agent, "on-here", `{"spec": {"containers": [{"name": "c", "image": "other"}]}}`),
+			"annotations of pods only"},
+		// by either of two policies
+		"forged, by the agent": {annotate(agent, "on-here", `{"metadata": {"annotations": {"alloc.cgpu.io/shares": "x"}}}`), "denied request"},
+		"without a node":       {condition(nobody, "here"), "names no node"},
 	} {
 		if !refused(tt.err, tt.want) {
 			t.Errorf("%s: %v, want %q", what, tt.err, tt.want)
@@ -581,14 +599,16 @@ func (c cluster) claims(t *testing.T) {
 			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.cgpu.io",
 				Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "cgpu.io/v1alpha1", "kind": "VGPUConfig", ` + parameters + `}`)}}}}}}}
 		named := meta.ObjectMeta{GenerateName: "c-", Namespace: namespace}
-		_, claim := c.admin.ResourceV1().ResourceClaims(namespace).Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: named, Spec: spec}, dry)
+		_, claim := c.admin.ResourceV1().ResourceClaims(namespace).
+			Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: named, Spec: spec}, dry)
 		_, template := c.admin.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(),
 			&resourceapi.ResourceClaimTemplate{ObjectMeta: named, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}, dry)
 		return []error{claim, template}
 	}
 	const priority, spill, weight = "cgpu.io/allow-high-priority", "cgpu.io/allow-spill", "cgpu.io/allow-weight"
 	plain := []string{`"weight": 10, "priority": "default", "spill": 0`, `"priority": "best-effort", "percent": 30, "spill": "0"`}
-	costly := map[string]string{`"priority": "high"`: priority, `"spill": "1Gi"`: spill, `"spill": 1048576`: spill, `"weight": 11`: weight, `"weight": 64`: weight}
+	costly := map[string]string{`"priority": "high"`: priority, `"spill": "1Gi"`: spill, `"spill": 1048576`: spill, `"weight": 11`: weight,
+		`"weight": 64`: weight}
 	for _, label := range []string{"", priority, spill, weight} {
 		name := "plain"
 		if label != "" {
@@ -613,17 +633,20 @@ func (c cluster) claims(t *testing.T) {
 	}
 }
 
-// events: an agent tells under its own name, of its own node, what an agent tells; also through the group events.k8s.io, if somebody gave it
-// the right.
+// events: an agent tells under its own name, of its own node, what an agent tells; also through the group events.k8s.io, if somebody gave
+// it the right.
 func (c cluster) events(t *testing.T) {
 	agent := c.as("system:serviceaccount:cgpu-system:cgpu-agent", map[string][]string{"authentication.kubernetes.io/node-name": {"here"}})
 	other := c.as("system:serviceaccount:cgpu-system:cgpu-agent", map[string][]string{"authentication.kubernetes.io/node-name": {"there"}})
 	// As client-go's recorder makes them.
 	event := func(change func(*core.Event)) *core.Event {
 		now := meta.Now()
-		e := &core.Event{ObjectMeta: meta.ObjectMeta{GenerateName: "e-", Namespace: "default"}, Type: core.EventTypeWarning, Reason: "GPURefused", Message: "m", Count: 1,
-			FirstTimestamp: now, LastTimestamp: now, Source: core.EventSource{Component: "cgpu-agent", Host: "here"}, ReportingController: "cgpu-agent", ReportingInstance: "here",
-			InvolvedObject: core.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "p", UID: "u", FieldPath: "spec.containers{c}"}}
+		e := &core.Event{ObjectMeta: meta.ObjectMeta{GenerateName: "e-", Namespace: "default"}, Type: core.EventTypeWarning, Reason: "GPURefused",
+			Message: "m", Count: 1,
+			FirstTimestamp: now, LastTimestamp: now, Source: core.EventSource{Component: "cgpu-agent", Host: "here"},
+			ReportingController: "cgpu-agent", ReportingInstance: "here",
+			InvolvedObject: core.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "p", UID: "u",
+				FieldPath: "spec.containers{c}"}}
 		change(e)
 		return e
 	}
@@ -692,8 +715,10 @@ func (c cluster) events(t *testing.T) {
 	c.apply(manyEvents)
 	eventually(t, "events.k8s.io", func() string {
 		now := meta.NowMicro()
-		e := &events.Event{ObjectMeta: meta.ObjectMeta{GenerateName: "e-", Namespace: "default"}, EventTime: now, ReportingController: "kubelet", ReportingInstance: "here", Action: "a",
-			Reason: "FailedScheduling", Type: core.EventTypeWarning, Regarding: core.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "p"}}
+		e := &events.Event{ObjectMeta: meta.ObjectMeta{GenerateName: "e-", Namespace: "default"}, EventTime: now, ReportingController: "kubelet",
+			ReportingInstance: "here", Action: "a",
+			Reason: "FailedScheduling", Type: core.EventTypeWarning,
+			Regarding: core.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "p"}}
 		if _, err := agent.EventsV1().Events("default").Create(t.Context(), e, meta.CreateOptions{}); !refused(err, whose) {
 			return text(err)
 		}
@@ -715,7 +740,8 @@ subjects: [{kind: ServiceAccount, name: cgpu-agent, namespace: cgpu-system}]
 `
 
 func refused(err error, want string) bool {
-	return err != nil && slices.ContainsFunc([]func(error) bool{apierrors.IsForbidden, apierrors.IsInvalid}, func(is func(error) bool) bool { return is(err) }) && strings.Contains(err.Error(), want)
+	return err != nil && slices.ContainsFunc([]func(error) bool{apierrors.IsForbidden, apierrors.IsInvalid},
+		func(is func(error) bool) bool { return is(err) }) && strings.Contains(err.Error(), want)
 }
 
 func text(err error) string {

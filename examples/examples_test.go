@@ -111,7 +111,8 @@ func TestObservability(t *testing.T) {
 		}
 	}
 	command, err := os.ReadFile("../cmd/cgpu/exporter.go")
-	if err != nil || !strings.Contains(string(command), `"127.0.0.1:9471"`) || !strings.Contains(compose.Configs["prometheus"].Content, `"127.0.0.1:9471"`) {
+	if err != nil || !strings.Contains(string(command), `"127.0.0.1:9471"`) ||
+		!strings.Contains(compose.Configs["prometheus"].Content, `"127.0.0.1:9471"`) {
 		t.Errorf("cgpu exporter does not listen on 127.0.0.1:9471, or nobody asks it: %v", err)
 	}
 }

@@ -66,10 +66,11 @@ func TestStaysQuiet(t *testing.T) {
 // A share of a GPU that arrives here arrives at the wrong runtime.
 func TestAllocatedRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"id=c/1,uuid=GPU-a,memory=6442450944": "was allocated 6144MiB of GPU GPU-a, but does not have the cgpu runtime: set runtimeClassName: cgpu",
-		"id=c/1,uuid=GPU-a,memory=all":        "was allocated GPU GPU-a, but does not",
-		"id=c/1,memory=1048576":               "was allocated 1MiB of a GPU, but does not",
-		"garbage\n":                           "was allocated a share of a GPU, but does not",
+		"id=c/1,uuid=GPU-a,memory=6442450944": "was allocated 6144MiB of GPU GPU-a, but does not have the cgpu runtime: set runtimeClassName: " +
+			"cgpu",
+		"id=c/1,uuid=GPU-a,memory=all": "was allocated GPU GPU-a, but does not",
+		"id=c/1,memory=1048576":        "was allocated 1MiB of a GPU, but does not",
+		"garbage\n":                    "was allocated a share of a GPU, but does not",
 	} {
 		err := run([]string{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, text}, strings.NewReader("{}"), &bytes.Buffer{})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
@@ -84,7 +85,8 @@ func TestAllocatedRefuses(t *testing.T) {
 }
 
 func TestParseJob(t *testing.T) {
-	j, err := parseJob([]string{"--link", "a.so.1::/lib/a.so", "--lib-dir", "/lib/", "--link", "../b::/x/b", "--lib", "0x303::a.so.1::/lib//a.so.1.2"})
+	j, err := parseJob([]string{"--link", "a.so.1::/lib/a.so", "--lib-dir", "/lib/", "--link", "../b::/x/b", "--lib",
+		"0x303::a.so.1::/lib//a.so.1.2"})
 	want := job{
 		links:     []device.Link{{Target: "a.so.1", Path: "/lib/a.so"}, {Target: "../b", Path: "/x/b"}},
 		libDirs:   []string{"/lib"},
@@ -95,7 +97,8 @@ func TestParseJob(t *testing.T) {
 	}
 	for _, bad := range [][]string{
 		{"--link", "a"}, {"--link", "a::b"}, {"--link", "::/b"}, {"--link", "a::/"}, {"--lib-dir", "x"}, {"--lib-dir", "/x\n/y"},
-		{"--lib", "/lib/a.so"}, {"--lib", "::a::/a"}, {"--lib", "0x100000000::a::/a"}, {"--lib", "3::::/a"}, {"--lib", "3::../a::/a"}, {"--lib", "3::a::a"}, {"--lib", "3::a"},
+		{"--lib", "/lib/a.so"}, {"--lib", "::a::/a"}, {"--lib", "0x100000000::a::/a"}, {"--lib", "3::::/a"}, {"--lib", "3::../a::/a"},
+		{"--lib", "3::a::a"}, {"--lib", "3::a"},
 	} {
 		if _, err := parseJob(bad); err == nil {
 			t.Errorf("%q was accepted", bad)
@@ -161,7 +164,8 @@ func TestLink(t *testing.T) {
 			}
 		}
 	}
-	for name, want := range map[string]string{"new.so": "target", "own.so": "", "empty.so": "target", "other.so": "target", "deep/er/new.so": "target"} {
+	for name, want := range map[string]string{"new.so": "target", "own.so": "", "empty.so": "target", "other.so": "target",
+		"deep/er/new.so": "target"} {
 		if got, _ := os.Readlink(filepath.Join(dir, "usr/lib", name)); got != want {
 			t.Errorf("%s -> %q, want %q", name, got, want)
 		}
@@ -234,7 +238,8 @@ func TestSetup(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o077)) // an engine may have it
 	for range 2 {
 		state := `{"ociVersion":"1.0.2","id":"x","bundle":"` + bundle + `"}`
-		args := []string{"cgpu-hook", "setup", "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv", "--lib", "0x303::liba.so::/drv/liba.so.1"}
+		args := []string{"cgpu-hook", "setup", "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv", "--lib",
+			"0x303::liba.so::/drv/liba.so.1"}
 		if err := run(args, strings.NewReader(state), os.Stderr); err != nil {
 			t.Fatal(err)
 		}
@@ -253,7 +258,8 @@ func TestSetup(t *testing.T) {
 		t.Fatal(err)
 	}
 	cache, err := ldcache.Parse(text)
-	if want := (ldcache.Entry{Name: "liba.so", Path: "/drv/liba.so.1", Flags: ldcache.X8664}); err != nil || len(cache.Entries) != 1 || cache.Entries[0] != want {
+	if want := (ldcache.Entry{Name: "liba.so", Path: "/drv/liba.so.1", Flags: ldcache.X8664}); err != nil || len(cache.Entries) != 1 ||
+		cache.Entries[0] != want {
 		t.Errorf("%+v, %v, want only %+v", cache, err, want)
 	}
 	if target, _ := os.Readlink(filepath.Join(bundle, "rootfs/drv/liba.so")); target != "liba.so.1" {
@@ -292,7 +298,8 @@ func TestReadOnlyRoot(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", t.TempDir())
 	var stderr bytes.Buffer
 	state := strings.NewReader(`{"bundle":"` + bundle + `"}`)
-	if err := run([]string{"cgpu-hook", "setup", "--link", "a::/lib/a.so", "--lib-dir", "/lib", "--lib", "3::a.so::/lib/a.so"}, state, &stderr); err != nil {
+	if err := run([]string{"cgpu-hook", "setup", "--link", "a::/lib/a.so", "--lib-dir", "/lib", "--lib", "3::a.so::/lib/a.so"}, state,
+		&stderr); err != nil {
 		t.Error(err)
 	}
 	if strings.Count(stderr.String(), "cgpu-hook: the container starts without: ") != 2 {
@@ -307,9 +314,10 @@ func TestStarted(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", dir)
 	book := ledger.Open(dir)
 	_, err := book.Reserve(ledger.Request{
-		Record: ledger.Record{ID: "c", Nonce: nonce, Preload: true, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
-		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
-		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+		Record: ledger.Record{ID: "c", Nonce: nonce, Preload: true,
+			VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
+		GPUs: []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -352,9 +360,10 @@ func TestRelease(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", dir)
 	book := ledger.Open(dir)
 	request := ledger.Request{
-		Record: ledger.Record{ID: "c", Nonce: second, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
-		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
-		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+		Record: ledger.Record{ID: "c", Nonce: second,
+			VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
+		GPUs: []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 	}
 	if _, err := book.Reserve(request); err != nil {
 		t.Fatal(err)
@@ -414,9 +423,10 @@ func TestReleaseOfTheSameID(t *testing.T) {
 	nonces := []string{"1111111111111111", "2222222222222222"}
 	for _, nonce := range nonces {
 		if _, err := book.Reserve(ledger.Request{
-			Record: ledger.Record{ID: "c", Nonce: nonce, Root: "/run/" + nonce, GuardPID: os.Getpid(), VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
-			GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
-			Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+			Record: ledger.Record{ID: "c", Nonce: nonce, Root: "/run/" + nonce, GuardPID: os.Getpid(),
+				VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
+			GPUs: []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+			Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -474,7 +484,8 @@ func TestReleaseOfALostGuard(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 {
-			if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", "aaaaaaaaaaaaaaaa"}, strings.NewReader("{}"), os.Stderr); err != nil {
+			if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", "aaaaaaaaaaaaaaaa"}, strings.NewReader("{}"),
+				os.Stderr); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -488,7 +499,8 @@ func TestReleaseOfALostGuard(t *testing.T) {
 			}
 			continue
 		}
-		if len(list) != 2 || list[0].Kind != event.Warning || list[0].PID != guard || list[1].Kind != event.End || list[1].Container != "c" || list[1].Name != "web" || list[1].Nonce != "aaaaaaaaaaaaaaaa" {
+		if len(list) != 2 || list[0].Kind != event.Warning || list[0].PID != guard || list[1].Kind != event.End || list[1].Container != "c" ||
+			list[1].Name != "web" || list[1].Nonce != "aaaaaaaaaaaaaaaa" {
 			t.Errorf("%+v", list)
 		}
 	}
@@ -497,7 +509,8 @@ func TestReleaseOfALostGuard(t *testing.T) {
 // TestReadsTheState: crun writes the container's state to a hook and dies of SIGPIPE if that has ended meanwhile.
 func TestReadsTheState(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", t.TempDir())
-	for _, args := range [][]string{{"release", "--id", "c", "--nonce", "aaaaaaaaaaaaaaaa"}, {"prestart"}, {"started"}, {"one of a newer version"}} {
+	for _, args := range [][]string{{"release", "--id", "c", "--nonce", "aaaaaaaaaaaaaaaa"}, {"prestart"}, {"started"},
+		{"one of a newer version"}} {
 		state := strings.NewReader(`{"id":"c"}` + strings.Repeat(" ", 1<<16))
 		_ = run(append([]string{"cgpu-hook"}, args...), state, io.Discard)
 		if state.Len() > 0 {
@@ -515,20 +528,23 @@ func TestReleaseTellsName(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, text := range map[string]string{
-		filepath.Join(bundle, "config.json"):     fmt.Sprintf(`{"mounts":[{"destination":"/etc/hostname","source":%q}]}`, filepath.Join(records, "hostname")),
+		filepath.Join(bundle, "config.json"): fmt.Sprintf(`{"mounts":[{"destination":"/etc/hostname","source":%q}]}`,
+			filepath.Join(records, "hostname")),
 		filepath.Join(records, "config.v2.json"): fmt.Sprintf(`{"ID":%q,"Name":"/web"}`, id),
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, state := range []string{fmt.Sprintf(`{"id":%q,"bundle":%q}`, id, bundle), fmt.Sprintf(`{"id":"other","bundle":%q}`, bundle), "{}", ""} {
+	for _, state := range []string{fmt.Sprintf(`{"id":%q,"bundle":%q}`, id, bundle),
+		fmt.Sprintf(`{"id":"other","bundle":%q}`, bundle), "{}", ""} {
 		if err := run([]string{"cgpu-hook", "release", "--id", id, "--nonce", nonce}, strings.NewReader(state), os.Stderr); err != nil {
 			t.Error(err)
 		}
 	}
 	list, err := event.Read(dir)
-	if err != nil || len(list) != 1 || list[0].Kind != event.Deleted || list[0].Container != id || list[0].Nonce != nonce || list[0].Name != "web" {
+	if err != nil || len(list) != 1 || list[0].Kind != event.Deleted || list[0].Container != id || list[0].Nonce != nonce ||
+		list[0].Name != "web" {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

@@ -81,7 +81,8 @@ func (im image) link(target, name string) {
 func (im image) library(name, soname, whose string) {
 	im.t.Helper()
 	im.must(os.MkdirAll(filepath.Dir(im.path(name)), 0o755))
-	im.compile(fmt.Sprintf("const char *whose(void) { return %q; }", whose), "-shared", "-nostdlib", "-Wl,-soname,"+soname, "-o", im.path(name))
+	im.compile(fmt.Sprintf("const char *whose(void) { return %q; }", whose), "-shared", "-nostdlib",
+		"-Wl,-soname,"+soname, "-o", im.path(name))
 }
 
 func (im image) compile(source string, args ...string) {
@@ -339,7 +340,8 @@ func TestVolumes(t *testing.T) {
 			im.link("../data/etc", "/etc")
 			return host
 		}, false, []string{"/etc is in a volume, or leads to one"}},
-		"ld.so.conf.d is a volume": {func(im image) string { return im.volume("/etc/ld.so.conf.d") }, true, []string{"/etc/ld.so.conf.d is in a volume"}},
+		"ld.so.conf.d is a volume": {func(im image) string { return im.volume("/etc/ld.so.conf.d") }, true,
+			[]string{"/etc/ld.so.conf.d is in a volume"}},
 		"ld.so.conf.d leads to one": {func(im image) string {
 			host := im.volume("/data")
 			im.link("/data", "/etc/ld.so.conf.d")

@@ -152,7 +152,8 @@ func tellName(nonce string, stdin io.Reader) {
 		return
 	}
 	if called := name.Of(state.Bundle, state.ID); called != "" {
-		_ = event.Append(device.RunDir(), event.Event{Kind: event.Deleted, Container: state.ID, Nonce: nonce, Name: called, Text: "by its engine"})
+		_ = event.Append(device.RunDir(), event.Event{Kind: event.Deleted, Container: state.ID, Nonce: nonce, Name: called,
+			Text: "by its engine"})
 	}
 }
 

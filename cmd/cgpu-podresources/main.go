@@ -148,7 +148,8 @@ func patiently[T any](ctx context.Context, call func() (T, error)) (T, error) {
 
 // containerOf finds the container in what the kubelet has allocated. Kubelets before 1.34 may know no Get; they have List. Get
 // answers for the pod that came last of those with the name, whose containers are the ones that are started.
-func containerOf(ctx context.Context, kubelet podresources.PodResourcesListerClient, namespace, pod, container string) (*podresources.ContainerResources, error) {
+func containerOf(ctx context.Context, kubelet podresources.PodResourcesListerClient, namespace, pod,
+	container string) (*podresources.ContainerResources, error) {
 	got, err := patiently(ctx, func() (*podresources.GetPodResourcesResponse, error) {
 		return kubelet.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: pod})
 	})
@@ -167,7 +168,8 @@ func containerOf(ctx context.Context, kubelet podresources.PodResourcesListerCli
 	// asks cannot be told.
 	pods = slices.DeleteFunc(pods, func(p *podresources.PodResources) bool { return p.GetNamespace() != namespace || p.GetName() != pod })
 	if len(pods) > 1 {
-		return nil, fmt.Errorf("%d pods of this node are called %s/%s: one of them was deleted by force and has not ended yet", len(pods), namespace, pod)
+		return nil, fmt.Errorf("%d pods of this node are called %s/%s: one of them was deleted by force and has not ended yet",
+			len(pods), namespace, pod)
 	}
 	for _, p := range pods {
 		for _, c := range p.GetContainers() {
@@ -226,7 +228,8 @@ func count(mine, all []*podresources.ContainerDevices) (units, error) {
 			uuid, number, ok := strings.Cut(id, separator)
 			n, err := strconv.Atoi(number)
 			if !ok || err != nil || n < 0 || uuid == "" || strings.ContainsAny(uuid, " \n\t") {
-				return units{}, fmt.Errorf("the device plugin of %s calls a unit %.80q, which is not <GPU UUID>%s<number>: it is not gpushare's", memoryResource, id, separator)
+				return units{}, fmt.Errorf("the device plugin of %s calls a unit %.80q, which is not <GPU UUID>%s<number>: it is not gpushare's",
+					memoryResource, id, separator)
 			}
 			counted[uuid]++
 			u.perGPU[uuid] = max(u.perGPU[uuid], counted[uuid], n+1)

@@ -61,7 +61,8 @@ func (k *kubelet) List(ctx context.Context, _ *podresources.ListPodResourcesRequ
 	return &podresources.ListPodResourcesResponse{PodResources: k.pods}, k.limited(ctx)
 }
 
-func (k *kubelet) GetAllocatableResources(ctx context.Context, _ *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+func (k *kubelet) GetAllocatableResources(ctx context.Context,
+	_ *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
 	return &podresources.AllocatableResourcesResponse{Devices: k.all}, k.limited(ctx)
 }
 
@@ -98,14 +99,17 @@ func node() *kubelet {
 	}
 	return &kubelet{
 		pods: []*podresources.PodResources{
-			{Namespace: "other", Name: "train", Containers: []*podresources.ContainerResources{container("main", devices(memoryResource, "GPU-a", 0, 15))}},
+			{Namespace: "other", Name: "train", Containers: []*podresources.ContainerResources{container("main",
+				devices(memoryResource, "GPU-a", 0, 15))}},
 			{Namespace: "ml", Name: "train", Containers: []*podresources.ContainerResources{
-				container("main", devices(memoryResource, "GPU-b", 4, 7), devices(percentResource, "x", 0, 30), devices("nvidia.com/gpu", "GPU-c", 0, 9)),
+				container("main", devices(memoryResource, "GPU-b", 4, 7), devices(percentResource, "x", 0, 30),
+					devices("nvidia.com/gpu", "GPU-c", 0, 9)),
 				container("side", devices(memoryResource, "GPU-a", 0, 15)),
 				container("none"),
 			}},
 		},
-		all: append(append(devices(memoryResource, "GPU-a", 0, 15), devices(memoryResource, "GPU-b", 3, 15)...), devices("nvidia.com/gpu", "GPU-c", 0, 99)...),
+		all: append(append(devices(memoryResource, "GPU-a", 0, 15), devices(memoryResource, "GPU-b", 3, 15)...),
+			devices("nvidia.com/gpu", "GPU-c", 0, 99)...),
 	}
 }
 
@@ -150,7 +154,8 @@ func TestRun(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, out.String(), err)
 		}
 	}
-	if err := run([]string{serve(t, node()), "20s", "ml", "gone", "main"}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "pod gone in namespace ml not found") {
+	if err := run([]string{serve(t, node()), "20s", "ml", "gone", "main"}, &bytes.Buffer{}); err == nil ||
+		!strings.Contains(err.Error(), "pod gone in namespace ml not found") {
 		t.Error(err)
 	}
 }
@@ -158,7 +163,8 @@ func TestRun(t *testing.T) {
 // What all plugins offer, for cgpu doctor.
 func TestOffered(t *testing.T) {
 	k := node()
-	k.all = append(devices("nvidia.com/gpu", "GPU-c", 0, 2), &podresources.ContainerDevices{ResourceName: "x.com/odd", DeviceIds: []string{"a b\nend", "c"}},
+	k.all = append(devices("nvidia.com/gpu", "GPU-c", 0, 2),
+		&podresources.ContainerDevices{ResourceName: "x.com/odd", DeviceIds: []string{"a b\nend", "c"}},
 		&podresources.ContainerDevices{ResourceName: "x.com/none"})
 	k.busy.Store(1)
 	var out bytes.Buffer

@@ -122,7 +122,8 @@ func TestTranslateH200(t *testing.T) {
 		t.Errorf("%d links, want %d", len(got.links), links)
 	}
 	// What a table made of it must pass.
-	tab := device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, Config: config.Default().Settings, Mounts: got.mounts, Links: got.links, LibDirs: got.libDirs, Env: got.env}
+	tab := device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, Config: config.Default().Settings, Mounts: got.mounts,
+		Links: got.links, LibDirs: got.libDirs, Env: got.env}
 	if err := tab.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -68,8 +68,9 @@ func TestPlaces(t *testing.T) {
 
 const (
 	oldDevices = "Character devices:\n  1 mem\n195 nvidia-frontend\n511 nvidia-uvm\n\nBlock devices:\n  7 nvidia\n"
-	newDevices = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n234 nvidia-uvm\n235 nvidia-caps\n\nBlock devices:\n"
-	gpuInfo    = "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-0\nDevice Minor: \t 3\nGPU Excluded:\t No\n"
+	newDevices = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n234 nvidia-uvm\n235 nvidia-caps\n\nBlock " +
+		"devices:\n"
+	gpuInfo = "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-0\nDevice Minor: \t 3\nGPU Excluded:\t No\n"
 )
 
 func TestModuleNodes(t *testing.T) {
@@ -80,8 +81,10 @@ func TestModuleNodes(t *testing.T) {
 		modules
 		want []device.Node
 	}{
-		"515":          {modules{devices: oldDevices, gpus: []string{gpuInfo}}, []device.Node{node("nvidiactl", 195, 255), node("nvidia-uvm", 511, 0), node("nvidia3", 195, 3)}},
-		"580":          {modules{devices: newDevices, gpus: []string{gpuInfo}}, []device.Node{node("nvidiactl", 195, 255), node("nvidia-uvm", 234, 0), node("nvidia3", 195, 3)}},
+		"515": {modules{devices: oldDevices, gpus: []string{gpuInfo}},
+			[]device.Node{node("nvidiactl", 195, 255), node("nvidia-uvm", 511, 0), node("nvidia3", 195, 3)}},
+		"580": {modules{devices: newDevices, gpus: []string{gpuInfo}},
+			[]device.Node{node("nvidiactl", 195, 255), node("nvidia-uvm", 234, 0), node("nvidia3", 195, 3)}},
 		"no uvm":       {modules{devices: "Character devices:\n195 nvidia\n"}, []device.Node{node("nvidiactl", 195, 255)}},
 		"not loaded":   {modules{devices: "Character devices:\n  1 mem\n\nBlock devices:\n195 nvidia\n"}, nil},
 		"nothing":      {modules{}, nil},
@@ -115,7 +118,8 @@ func TestMakeNodes(t *testing.T) {
 	}
 	for name, minor := range map[string]uint32{"nvidia-uvm": 0, "nvidia3": 3} {
 		var st syscall.Stat_t
-		if err := syscall.Lstat(filepath.Join(dev, name), &st); err != nil || st.Mode != syscall.S_IFCHR|0o660 || st.Uid != 7 || st.Gid != 44 || device.Minor(st.Rdev) != minor {
+		if err := syscall.Lstat(filepath.Join(dev, name), &st); err != nil || st.Mode != syscall.S_IFCHR|0o660 || st.Uid != 7 || st.Gid != 44 ||
+			device.Minor(st.Rdev) != minor {
 			t.Errorf("%s: %+v, %v", name, st, err)
 		}
 	}

@@ -78,8 +78,8 @@ func memory(lib nvml.Interface, line string) (map[string]device.Hardware, error)
 	return all, nil
 }
 
-// health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so. When nobody counts Xids any more it
-// is an error: whoever watches starts another process then.
+// health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so. When nobody counts Xids any more
+// it is an error: whoever watches starts another process then.
 func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
 	if n, ended := xids.counts(); ended || n == nil {
 		return nil, errNoXids
@@ -127,8 +127,8 @@ func recovery(d nvml.Device) string {
 	}
 }
 
-// hardware asks for each GPU. One that is lost has nothing to say, but for its Xids. When they are not counted any more it is an error: another
-// process will count.
+// hardware asks for each GPU. One that is lost has nothing to say, but for its Xids. When they are not counted any more it is an error:
+// another process will count.
 func hardware(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
 	all, ended := xids.counts()
 	if ended {

@@ -170,7 +170,8 @@ func TestHealthAnswers(t *testing.T) {
 			return devices[i], nvml.SUCCESS
 		},
 		EventSetCreateFunc: func() (nvml.EventSet, nvml.Return) {
-			return &mock.EventSet{WaitFunc: func(uint32) (nvml.EventData, nvml.Return) { return nvml.EventData{}, nvml.ERROR_GPU_IS_LOST }}, nvml.SUCCESS
+			return &mock.EventSet{WaitFunc: func(uint32) (nvml.EventData, nvml.Return) { return nvml.EventData{}, nvml.ERROR_GPU_IS_LOST }},
+				nvml.SUCCESS
 		},
 	}
 	var out bytes.Buffer

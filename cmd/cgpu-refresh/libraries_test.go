@@ -90,7 +90,8 @@ func TestAddLibrariesH200(t *testing.T) {
 	if len(d.links) != links {
 		t.Errorf("new links: %+v", d.links[links:])
 	}
-	for _, want := range []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1", "libnvidia-glcore.so.580.159.04", "libGLX_indirect.so.0"} {
+	for _, want := range []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1",
+		"libnvidia-glcore.so.580.159.04", "libGLX_indirect.so.0"} {
 		if !slices.ContainsFunc(d.libraries, func(l device.Library) bool { return l.Name == want && strings.HasSuffix(l.Path, ".580.159.04") }) {
 			t.Errorf("no %s in %+v", want, d.libraries)
 		}

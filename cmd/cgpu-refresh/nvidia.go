@@ -94,7 +94,9 @@ func openNVML(configured string) (lib nvml.Interface, root string, shutdown func
 		}
 	}
 	if configured != "" {
-		return nil, "", nil, fmt.Errorf("driver_root = %q in cgpu.toml: no NVIDIA driver (%s) there: want a folder that has it in usr/lib64 or the like", configured, nvmlFile)
+		return nil, "", nil,
+			fmt.Errorf("driver_root = %q in cgpu.toml: no NVIDIA driver (%s) there: want a folder that has it in usr/lib64 or the like", configured,
+				nvmlFile)
 	}
 	return nil, "", nil, fmt.Errorf("no NVIDIA driver (%s): install one, or put the folder of its libraries into the ld cache; "+
 		`driver_root in cgpu.toml names another root than %s; driver = "sim" is the simulated driver`, nvmlFile, strings.Join(driverRoots, ", "))
@@ -208,7 +210,8 @@ func commonEdits(lib nvml.Interface, root string, dirs []string, log func(string
 		nvcdi.WithLibrarySearchPaths(dirs),
 		nvcdi.WithLogger(logger(log)),
 		// Not for a tenant: the sockets of nvidia-persistenced, the fabric manager and MPS.
-		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableIPCDiscoverer, nvcdi.FeatureDisableNvsandboxUtils, nvcdi.FeatureNoAdditionalGIDsForDeviceNodes),
+		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableIPCDiscoverer, nvcdi.FeatureDisableNvsandboxUtils,
+			nvcdi.FeatureNoAdditionalGIDsForDeviceNodes),
 	)
 	if err != nil {
 		return driverFiles{}, err
@@ -251,7 +254,8 @@ func driverDirs() []string {
 func addBinaries(dirs []string) error {
 	path := os.Getenv("PATH")
 	for _, dir := range dirs {
-		if bin := filepath.Join(filepath.Dir(dir), "bin"); exists(filepath.Join(bin, "nvidia-smi")) && !slices.Contains(filepath.SplitList(path), bin) {
+		if bin := filepath.Join(filepath.Dir(dir), "bin"); exists(filepath.Join(bin, "nvidia-smi")) &&
+			!slices.Contains(filepath.SplitList(path), bin) {
 			path += ":" + bin
 		}
 	}

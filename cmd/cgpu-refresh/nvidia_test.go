@@ -53,7 +53,8 @@ func TestGPUs(t *testing.T) {
 		t.Fatalf("%d GPUs, %v", len(list), err)
 	}
 	g := list[1]
-	if g.Index != 1 || g.Minor != 1 || g.BusID != "0001:3b:00.0" || !device.IsUUID(g.UUID) || !strings.Contains(g.Name, "H200") || g.Memory < 140*quota.GiB {
+	if g.Index != 1 || g.Minor != 1 || g.BusID != "0001:3b:00.0" || !device.IsUUID(g.UUID) || !strings.Contains(g.Name, "H200") ||
+		g.Memory < 140*quota.GiB {
 		t.Errorf("second GPU %+v", g)
 	}
 	tab := device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, Config: config.Default().Settings, GPUs: list}
@@ -69,7 +70,8 @@ func TestGPUs(t *testing.T) {
 // mockGPUs fails the test for a warning that names no reason.
 func mockGPUs(t *testing.T, lib nvml.Interface, has func(string) error) ([]device.GPU, error) {
 	return listGPUs(lib, true, has, func(format string, args ...any) {
-		if text := fmt.Sprintf(format, args...); !strings.Contains(text, "MIG") && !strings.Contains(text, "ERROR") && !strings.Contains(text, "lost") {
+		if text := fmt.Sprintf(format, args...); !strings.Contains(text, "MIG") && !strings.Contains(text, "ERROR") &&
+			!strings.Contains(text, "lost") {
 			t.Errorf("warning without a reason: %s", text)
 		}
 	})

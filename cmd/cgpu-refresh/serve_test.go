@@ -20,7 +20,8 @@ import (
 // TestSimHardware: what is made to happen to simulated GPUs is told, an Xid once.
 func TestSimHardware(t *testing.T) {
 	const uuid = "GPU-00000000-0000-0000-0000-000000000001"
-	d, err := sim.New(sim.Config{DriverVersion: "580.159.04", GPUs: []sim.GPU{{UUID: uuid, BusID: "0000:01:00.0", Name: "Tesla T4", Memory: quota.GiB}}})
+	d, err := sim.New(sim.Config{DriverVersion: "580.159.04",
+		GPUs: []sim.GPU{{UUID: uuid, BusID: "0000:01:00.0", Name: "Tesla T4", Memory: quota.GiB}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -238,7 +238,8 @@ func TestSimulatedGPUsChange(t *testing.T) {
 	l := ledger.Open(r.runDir)
 	self := os.Getpid()
 	if _, err := l.Reserve(ledger.Request{
-		Record: ledger.Record{ID: "c1", Nonce: "0123456789abcdef", Bundle: "/b", LauncherPID: self, VGPUs: []ledger.VGPU{{UUID: gpu.UUID, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}},
+		Record: ledger.Record{ID: "c1", Nonce: "0123456789abcdef", Bundle: "/b", LauncherPID: self,
+			VGPUs:  []ledger.VGPU{{UUID: gpu.UUID, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}},
 			Socket: r.runDir + "/g/0123456789abcdef.sock", Control: r.runDir + "/g/0123456789abcdef.ctl"},
 		GPUs: []ledger.GPU{{Index: 0, UUID: gpu.UUID, Memory: gpu.Memory}}, Overcommit: 1, Card: r.load(t).Config.Card(),
 	}); err != nil {

@@ -89,7 +89,8 @@ func (s simServer) start() error {
 		case err := <-ended:
 			return fmt.Errorf("simulated driver: %s ended at once (%v): %s", s.program, err, lastLine(log))
 		case <-deadline:
-			return fmt.Errorf("simulated driver: %s does not answer on %s after %v; see %s", s.program, device.SimSocket(s.runDir), simStartTimeout, log.Name())
+			return fmt.Errorf("simulated driver: %s does not answer on %s after %v; see %s", s.program, device.SimSocket(s.runDir),
+				simStartTimeout, log.Name())
 		case <-time.After(2 * time.Millisecond):
 			if s.runs() {
 				s.say("started %s, process %d", s.program, cmd.Process.Pid)

@@ -63,7 +63,8 @@ func TestGroups(t *testing.T) {
 		want  []string
 	}{
 		{make([][]string, 6), make([]string, 6)},
-		{[][]string{{bus(4)}, {bus(2)}, {bus(1)}, nil, {bus(0), bus(5)}, {bus(4)}}, []string{"nvlink1", "nvlink2", "nvlink2", "", "nvlink1", "nvlink1"}},
+		{[][]string{{bus(4)}, {bus(2)}, {bus(1)}, nil, {bus(0), bus(5)}, {bus(4)}},
+			[]string{"nvlink1", "nvlink2", "nvlink2", "", "nvlink1", "nvlink1"}},
 		{[][]string{nil, {aSwitch}, {aSwitch}, nil, {aSwitch}, {"0000:ff:00.0"}}, []string{"", "nvlink2", "nvlink2", "", "nvlink2", ""}},
 		{[][]string{{bus(2)}, {bus(3)}, nil, {bus(2)}, nil, nil}, []string{"nvlink1", "nvlink1", "nvlink1", "nvlink1", "", ""}},
 	} {

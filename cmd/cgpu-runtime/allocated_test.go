@@ -32,7 +32,8 @@ func (n *node) podBundle(kind string, env []string, annotations map[string]strin
 	if err := json.Unmarshal(raw, &config); err != nil {
 		n.t.Fatal(err)
 	}
-	all := map[string]string{"io.kubernetes.cri.container-type": kind, "io.kubernetes.cri.sandbox-namespace": "ml", "io.kubernetes.cri.sandbox-name": "train",
+	all := map[string]string{"io.kubernetes.cri.container-type": kind, "io.kubernetes.cri.sandbox-namespace": "ml",
+		"io.kubernetes.cri.sandbox-name":   "train",
 		"io.kubernetes.cri.container-name": "main", "io.kubernetes.cri.sandbox-uid": "uid-1"}
 	for name, value := range annotations {
 		all[name] = value
@@ -71,12 +72,15 @@ func (n *node) remove(id string) {
 func TestAllocated(t *testing.T) {
 	n := newNode(t, "runc")
 	share := func(i int) alloc.Share {
-		return alloc.Share{ID: fmt.Sprint("claim/", i), UUID: n.table.GPUs[i].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
+		return alloc.Share{ID: fmt.Sprint("claim/", i), UUID: n.table.GPUs[i].UUID,
+			Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	}
 	slice := func(i int) ledger.VGPU {
-		return ledger.VGPU{UUID: n.table.GPUs[i].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
+		return ledger.VGPU{UUID: n.table.GPUs[i].UUID,
+			Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
 	}
-	whole := alloc.Share{ID: "claim/w", UUID: n.table.GPUs[1].UUID, Whole: true, Containers: 1, Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
+	whole := alloc.Share{ID: "claim/w", UUID: n.table.GPUs[1].UUID, Whole: true, Containers: 1,
+		Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
 	other := share(0)
 	other.ID = "claim/other"
 	strange := share(0)
@@ -94,18 +98,25 @@ func TestAllocated(t *testing.T) {
 		refused     string // "": it starts
 	}{
 		{name: "claim", hooks: [][]string{alloc.HookArgs(share(0))}, want: []ledger.VGPU{slice(0)}},
-		{name: "lying pod with a claim", pods: device.PodsAllocated, env: lies, annotations: forged, hooks: [][]string{alloc.HookArgs(share(1))}, want: []ledger.VGPU{slice(1)}},
-		{name: "lying pod with a limit", pods: device.PodsAllocated, env: lies, annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/disable": "true"}, want: []ledger.VGPU{slice(1)}},
-		{name: "share and whole", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(whole)}, want: []ledger.VGPU{slice(0)}, native: []string{n.table.GPUs[1].UUID}},
+		{name: "lying pod with a claim", pods: device.PodsAllocated, env: lies, annotations: forged, hooks: [][]string{alloc.HookArgs(share(1))},
+			want: []ledger.VGPU{slice(1)}},
+		{name: "lying pod with a limit", pods: device.PodsAllocated, env: lies,
+			annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/disable": "true"}, want: []ledger.VGPU{slice(1)}},
+		{name: "share and whole", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(whole)}, want: []ledger.VGPU{slice(0)},
+			native: []string{n.table.GPUs[1].UUID}},
 		{name: "handed on twice", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(share(0))}, want: []ledger.VGPU{slice(0)}},
 		{name: "twice", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(other)}, refused: "twice"},
 		{name: "another node's GPU", hooks: [][]string{alloc.HookArgs(strange)}, refused: "is not among the 2 of this node"},
 		{name: "garbage", hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "x"}}, refused: "is cgpu-agent newer"},
 		{name: "pause container", sandbox: true, env: lies, hooks: [][]string{alloc.HookArgs(share(0))}},
 		{name: "pause container of garbage", sandbox: true, hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "x"}}},
-		{name: "names itself a GPU", pods: device.PodsAllocated, env: []string{ask}, refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
-		{name: "names itself a GPU by annotation", pods: device.PodsAllocated, annotations: map[string]string{"cgpu.io/gpu-mem-container": "6"}, refused: "in a pod of this node"},
-		{name: "names itself a GPU where that counts", pods: device.PodsAny, env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}, want: []ledger.VGPU{{UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
+		{name: "names itself a GPU", pods: device.PodsAllocated, env: []string{ask},
+			refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
+		{name: "names itself a GPU by annotation", pods: device.PodsAllocated, annotations: map[string]string{"cgpu.io/gpu-mem-container": "6"},
+			refused: "in a pod of this node"},
+		{name: "names itself a GPU where that counts", pods: device.PodsAny, env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"},
+			want: []ledger.VGPU{{UUID: n.table.GPUs[0].UUID,
+				Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
 		{name: "asks for nothing", pods: device.PodsAllocated, env: []string{"A=b"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -121,7 +132,8 @@ func TestAllocated(t *testing.T) {
 			id := fmt.Sprintf("cgpu-test-allocated-%d-%d", os.Getpid(), i)
 			r := n.run("create", "--bundle", bundle, id)
 			defer n.remove(id)
-			if (r.err == nil) != (c.refused == "") || !strings.Contains(r.log, c.refused) && !strings.Contains(r.log, strings.ReplaceAll(c.refused, `"`, `\"`)) {
+			if (r.err == nil) != (c.refused == "") || !strings.Contains(r.log, c.refused) &&
+				!strings.Contains(r.log, strings.ReplaceAll(c.refused, `"`, `\"`)) {
 				t.Fatalf("%v, want %q\n%s\n%s", r.err, c.refused, r.stderr, r.log)
 			}
 			after := n.given(bundle, id)
@@ -141,7 +153,8 @@ func TestAllocated(t *testing.T) {
 				}
 				return
 			}
-			if len(records) != 1 || !slices.Equal(records[0].VGPUs, c.want) || !slices.Equal(records[0].Native, c.native) || records[0].Name != "ml/train/main" {
+			if len(records) != 1 || !slices.Equal(records[0].VGPUs, c.want) || !slices.Equal(records[0].Native, c.native) ||
+				records[0].Name != "ml/train/main" {
 				t.Errorf("%+v", records)
 			}
 		})
@@ -152,7 +165,8 @@ func TestAllocated(t *testing.T) {
 // TestAllocatedShared: ten containers that name one claim at once, which is for three. A fourth starts when one has ended.
 func TestAllocatedShared(t *testing.T) {
 	n := newNode(t, "runc")
-	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 3}
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID,
+		Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 3}
 	id := func(i int) string { return fmt.Sprintf("cgpu-test-shared-%d-%d", os.Getpid(), i) }
 	var bundles []string
 	for range 11 {
@@ -188,7 +202,8 @@ func TestAllocatedShared(t *testing.T) {
 // TestAllocatedNotOurs: where runc itself gets the container, its hook refuses the start and says why.
 func TestAllocatedNotOurs(t *testing.T) {
 	n := newNode(t, "runc")
-	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID,
+		Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	bundle := n.podBundle("container", nil, nil, alloc.HookArgs(share))
 	if err := os.Rename(filepath.Join(n.dir, "cgpu-runtime"), filepath.Join(n.dir, "kept")); err != nil {
 		t.Fatal(err)
@@ -207,13 +222,16 @@ func TestGPUShare(t *testing.T) {
 	n := newNode(t, "runc")
 	n.table.Config.Pods, n.table.Config.PodResources = device.PodsGPUShare, "/kubelet.sock"
 	n.saveTable()
-	lies := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_DEV=15", "ALIYUN_COM_GPU_MEM_IDX=1",
+	lies := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_MEM_CONTAINER=3",
+		"ALIYUN_COM_GPU_MEM_DEV=15", "ALIYUN_COM_GPU_MEM_IDX=1",
 		"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=3", "NVIDIA_VISIBLE_DEVICES=all"}
 	var units string
 	for _, g := range n.table.GPUs {
 		units += "gpu " + g.UUID + " 15\\n"
 	}
-	third := ledger.VGPU{UUID: n.table.GPUs[1].UUID, Slice: quota.Slice{Limit: (15109 * quota.MiB / 5).FloorMiB(), Share: quota.Share{Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}}
+	third := ledger.VGPU{UUID: n.table.GPUs[1].UUID,
+		Slice: quota.Slice{Limit: (15109 * quota.MiB / 5).FloorMiB(),
+			Share: quota.Share{Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}}
 	for i, c := range []struct {
 		name, helper string
 		kind         string
@@ -221,13 +239,19 @@ func TestGPUShare(t *testing.T) {
 		want         []ledger.VGPU
 		refused      string
 	}{
-		{name: "lying pod", helper: `[ "$1 $3 $4 $5" = "/kubelet.sock ml train main" ] && printf 'memory 3\npercent 30\n` + units + `end\n'`, env: lies, want: []ledger.VGPU{third}},
-		{name: "nothing allocated", helper: `printf 'memory 0\npercent 0\nend\n'`, env: []string{ask}, refused: "in a pod of this node only what was allocated counts"},
+		{name: "lying pod", helper: `[ "$1 $3 $4 $5" = "/kubelet.sock ml train main" ] && printf 'memory 3\npercent 30\n` + units + `end\n'`,
+			env: lies, want: []ledger.VGPU{third}},
+		{name: "nothing allocated", helper: `printf 'memory 0\npercent 0\nend\n'`, env: []string{ask},
+			refused: "in a pod of this node only what was allocated counts"},
 		{name: "nothing allocated, and lies", helper: `printf 'memory 0\npercent 0\nend\n'`, env: lies, refused: "is set a second time"},
-		{name: "not placed", helper: `printf 'memory 3\npercent 0\n` + units + `end\n'`, env: []string{ask, "ALIYUN_COM_GPU_MEM_IDX=-1"}, refused: "means that the device plugin found no GPU"},
-		{name: "no answer", helper: `echo "/kubelet.sock: nobody answers"; exit 1`, env: []string{ask}, refused: "the kubelet did not tell what is allocated: /kubelet.sock: nobody answers"},
+		{name: "not placed", helper: `printf 'memory 3\npercent 0\n` + units + `end\n'`, env: []string{ask, "ALIYUN_COM_GPU_MEM_IDX=-1"},
+			refused: "means that the device plugin found no GPU"},
+		{name: "no answer", helper: `echo "/kubelet.sock: nobody answers"; exit 1`, env: []string{ask},
+			refused: "the kubelet did not tell what is allocated: /kubelet.sock: nobody answers"},
 		{name: "asks for nothing", helper: "exit 1", env: []string{"A=b"}},
-		{name: "no pod", kind: "none", helper: "exit 1", env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, want: []ledger.VGPU{{UUID: third.UUID, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
+		{name: "no pod", kind: "none", helper: "exit 1", env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=1"},
+			want: []ledger.VGPU{{UUID: third.UUID, Slice: quota.Slice{Limit: 6 * quota.GiB,
+				Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n.t = t
@@ -247,7 +271,8 @@ func TestGPUShare(t *testing.T) {
 			if len(records) != min(len(c.want), 1) || len(records) == 1 && !slices.Equal(records[0].VGPUs, c.want) {
 				t.Fatalf("%+v", records)
 			}
-			if len(records) == 1 && c.kind == "container" && (len(records[0].Allocated) != 1 || records[0].Allocated[0].ID != "gpushare/uid-1/main") {
+			if len(records) == 1 && c.kind == "container" &&
+				(len(records[0].Allocated) != 1 || records[0].Allocated[0].ID != "gpushare/uid-1/main") {
 				t.Errorf("%+v", records[0].Allocated)
 			}
 		})
@@ -263,7 +288,8 @@ func BenchmarkCreateAllocated(b *testing.B) {
 	copyFile(b, "/bin/true", low)
 	n.table.Config.Runtimes = []string{low}
 	n.saveTable()
-	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID,
+		Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	for _, way := range []struct {
 		name        string
 		env         []string

@@ -32,15 +32,20 @@ func TestParse(t *testing.T) {
 		{"create --bundle=/b/../x c1", call{command: "create", bundle: "/x", config: "/x/config.json", id: "c1"}},
 		{"create -bundle /b create", call{command: "create", bundle: "/b", config: "/b/config.json", id: "create"}},
 		{"create c1", call{command: "create", bundle: cwd, config: filepath.Join(cwd, "config.json"), id: "c1"}},
-		{"run --bundle sub --detach --no-pivot c1", call{command: "run", bundle: filepath.Join(cwd, "sub"), config: filepath.Join(cwd, "sub", "config.json"), id: "c1"}},
-		{"create --pid-file create --console-socket s --bundle /b -- -odd", call{command: "create", bundle: "/b", config: "/b/config.json", id: "-odd"}},
+		{"run --bundle sub --detach --no-pivot c1", call{command: "run", bundle: filepath.Join(cwd, "sub"),
+			config: filepath.Join(cwd, "sub", "config.json"), id: "c1"}},
+		{"create --pid-file create --console-socket s --bundle /b -- -odd",
+			call{command: "create", bundle: "/b", config: "/b/config.json", id: "-odd"}},
 		{"create --bundle", call{command: "create", bundle: cwd, config: filepath.Join(cwd, "config.json")}},
 		{
 			"--root /run/docker/runtime-runc/moby --log /l.json --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
-			call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1", root: "/run/docker/runtime-runc/moby", log: "/l.json", logFormat: "json"},
+			call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1", root: "/run/docker/runtime-runc/moby",
+				log: "/l.json", logFormat: "json"},
 		},
-		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1", call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1", root: "/r", log: "/l", logFormat: "text"}},
-		{"restore --image-path create --work-path /w --detach --bundle /b c1", call{command: "restore", bundle: "/b", config: "/b/config.json", id: "c1"}},
+		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1",
+			call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1", root: "/r", log: "/l", logFormat: "text"}},
+		{"restore --image-path create --work-path /w --detach --bundle /b c1",
+			call{command: "restore", bundle: "/b", config: "/b/config.json", id: "c1"}},
 		{"exec --process /p create", call{command: "exec", rest: []string{"--process", "/p", "create"}}},
 	} {
 		for _, g := range []*grammar{likeRunc, likeCrun} {
@@ -109,14 +114,16 @@ func TestOtherKind(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/true\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(runDir, "node.json"), []byte(`{"config":{"runtimes":["`+filepath.Join(dir, name)+`"]}}`), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(runDir, "node.json"),
+			[]byte(`{"config":{"runtimes":["`+filepath.Join(dir, name)+`"]}}`), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		c, only := understand([]string{"create", "c1", "--bundle", "/b"}, runDir)
 		if !only || (c.bundle == "/b" && c.id == "c1") != (name == "runc") {
 			t.Errorf("%s: %+v", name, c)
 		}
-		if c, only = understand([]string{"create", "-b", "/b", "-f", "/x/y.json", "c1"}, runDir); !only || (c.config == "/x/y.json") != (name == "crun") {
+		if c, only = understand([]string{"create", "-b", "/b", "-f", "/x/y.json", "c1"}, runDir); !only ||
+			(c.config == "/x/y.json") != (name == "crun") {
 			t.Errorf("%s: %+v", name, c)
 		}
 		if c, only = understand([]string{"create", "-b", "/b", "c1"}, runDir); only || c.id != "c1" {
@@ -136,10 +143,13 @@ func TestRedirect(t *testing.T) {
 		{false, "create -b=/b c1", "create -b=/m c1"},
 		{false, "create --bundle= c1", "create --bundle=/m c1"},
 		{false, "create --bundle /a c1 -b /b", "create --bundle /m -b /m c1"},
-		{false, "run --bundle /b --pid-file p --console-socket tty.sock --pidfd-socket=@s c1", "run --bundle /m --pid-file p --console-socket /b/tty.sock --pidfd-socket=@s c1"},
-		{false, "create --bundle /b --console-socket=x/tty --pidfd-socket s c1", "create --bundle /m --console-socket=/b/x/tty --pidfd-socket /b/s c1"},
+		{false, "run --bundle /b --pid-file p --console-socket tty.sock --pidfd-socket=@s c1",
+			"run --bundle /m --pid-file p --console-socket /b/tty.sock --pidfd-socket=@s c1"},
+		{false, "create --bundle /b --console-socket=x/tty --pidfd-socket s c1",
+			"create --bundle /m --console-socket=/b/x/tty --pidfd-socket /b/s c1"},
 		{false, "create --bundle /b --console-socket /tty c1", "create --bundle /m --console-socket /tty c1"},
-		{true, "--root /r create --bundle /b --pid-file p --console-socket tty.sock c1", "--root /r create --config /m/config.json --bundle /b --pid-file p --console-socket tty.sock c1"},
+		{true, "--root /r create --bundle /b --pid-file p --console-socket tty.sock c1",
+			"--root /r create --config /m/config.json --bundle /b --pid-file p --console-socket tty.sock c1"},
 		{true, "create -b/b -f /x c1", "create -b/b -f /m/config.json c1"},
 		{true, "create --conf=config.json c1", "create --conf=/m/config.json c1"},
 		{true, "run -df/x c1", "run -df/m/config.json c1"},

@@ -15,7 +15,8 @@ import (
 // bundleFile is the config.json that an engine wrote for the runtime.
 type bundleFile struct{ path string }
 
-// replace puts content in the place of the file, whole or not at all, with its owner and mode, which pkg/atomicfile does not keep. rename(2) itself: os.Rename looks at both names first.
+// replace puts content in the place of the file, whole or not at all, with its owner and mode, which pkg/atomicfile does not keep.
+// rename(2) itself: os.Rename looks at both names first.
 func (b bundleFile) replace(content []byte) error {
 	temp := fmt.Sprintf("%s.cgpu-%d", b.path, os.Getpid())
 	// Of a killed process that had our number.

@@ -293,7 +293,8 @@ func TestNotifiedSet(t *testing.T) {
 		},
 		{
 			"masked",
-			dockerProfile(t, `{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":65280,"valueTwo":17920,"op":"SCMP_CMP_MASKED_EQ"}]}`),
+			dockerProfile(t,
+				`{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":65280,"valueTwo":17920,"op":"SCMP_CMP_MASKED_EQ"}]}`),
 			func(_, number uint64) bool { return number&0xff00 == 0x4600 },
 		},
 		{
@@ -358,14 +359,16 @@ func TestLifeOfContainer(t *testing.T) {
 			t.Fatalf("%v\n%s\n%s", r.err, r.stderr, r.log)
 		}
 		records := n.records()
-		if len(records) != 1 || records[0].ID != id || records[0].Bundle != bundle || len(records[0].VGPUs) != 1 || records[0].VGPUs[0].Limit != 6043*quota.MiB {
+		if len(records) != 1 || records[0].ID != id || records[0].Bundle != bundle || len(records[0].VGPUs) != 1 ||
+			records[0].VGPUs[0].Limit != 6043*quota.MiB {
 			t.Fatalf("ledger: %+v", records)
 		}
 		s := readStarted(t, n.runDir)
 		if records[0].GuardPID != s.PID || records[0].GuardStart == 0 {
 			t.Errorf("the record has guard %d, the guard is %d", records[0].GuardPID, s.PID)
 		}
-		if !s.Leader || s.Cwd != "/" || len(s.Config.GPUs) != 1 || s.Config.GPUs[0].Index != 1 || s.Config.GPUs[0].Limit != 6043*quota.MiB || s.Config.ControlNode.Path != "/dev/nvidiactl" {
+		if !s.Leader || s.Cwd != "/" || len(s.Config.GPUs) != 1 || s.Config.GPUs[0].Index != 1 || s.Config.GPUs[0].Limit != 6043*quota.MiB ||
+			s.Config.ControlNode.Path != "/dev/nvidiactl" {
 			t.Errorf("guard: %+v", s)
 		}
 		for _, fd := range s.FDs {
@@ -456,7 +459,8 @@ func TestRefuses(t *testing.T) {
 			n.saveTable()
 			bundle := n.bundle(test.env, "", "true")
 			before, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
-			before = bytes.Replace(before, []byte("{"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-namespace":"ml","io.kubernetes.cri.sandbox-name":"train","io.kubernetes.cri.container-name":"main"},`), 1)
+			before = bytes.Replace(before, []byte("{"),
+				[]byte(`{"annotations":{"io.kubernetes.cri.sandbox-namespace":"ml","io.kubernetes.cri.sandbox-name":"train","io.kubernetes.cri.container-name":"main"},`), 1)
 			if err := os.WriteFile(filepath.Join(bundle, "config.json"), before, 0o640); err != nil {
 				t.Fatal(err)
 			}
@@ -466,7 +470,8 @@ func TestRefuses(t *testing.T) {
 				t.Errorf("exit: %v", r.err)
 			}
 			var line struct{ Level, Msg, Time string }
-			if err := json.Unmarshal([]byte(r.log), &line); err != nil || line.Level != "error" || line.Time == "" || !strings.Contains(line.Msg, test.want) {
+			if err := json.Unmarshal([]byte(r.log), &line); err != nil || line.Level != "error" || line.Time == "" ||
+				!strings.Contains(line.Msg, test.want) {
 				t.Errorf("log: %s (%v), want %q", r.log, err, test.want)
 			}
 			if !strings.Contains(r.stderr, test.want) || strings.Count(r.stderr, "\n") != 1 {
@@ -482,7 +487,8 @@ func TestRefuses(t *testing.T) {
 			if err != nil || len(events) == 0 {
 				t.Fatalf("events: %v, %v", events, err)
 			}
-			if e := events[len(events)-1]; e.Kind != event.Refused || e.Container != "cgpu-test-refused" || e.Name != "ml/train/main" || !strings.Contains(e.Text, test.want) {
+			if e := events[len(events)-1]; e.Kind != event.Refused || e.Container != "cgpu-test-refused" || e.Name != "ml/train/main" ||
+				!strings.Contains(e.Text, test.want) {
 				t.Errorf("event: %+v", e)
 			}
 		})
@@ -573,7 +579,8 @@ func TestTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A relative mount is the bundle's, wherever the runtime reads of it.
-		text = bytes.Replace(text, []byte(`"mounts":[`), []byte(`"mounts":[{"destination":"/data","type":"bind","source":"data","options":["bind"]},`), 1)
+		text = bytes.Replace(text, []byte(`"mounts":[`),
+			[]byte(`"mounts":[{"destination":"/data","type":"bind","source":"data","options":["bind"]},`), 1)
 		if err := os.WriteFile(file, text, 0o640); err != nil {
 			t.Fatal(err)
 		}
@@ -626,7 +633,8 @@ func TestSameID(t *testing.T) {
 				if first, _, _ := strings.Cut(r.stdout, "\n"); r.err != nil || first != want {
 					t.Errorf("exec in %s: %v, %s, want %s\n%s", root, r.err, first, want, r.stderr)
 				}
-				if r := n.runIn(root, "create", "--bundle", n.bundle([]string{ask}, ""), id); r.err == nil || !strings.Contains(r.log, "is in use by process") {
+				if r := n.runIn(root, "create", "--bundle", n.bundle([]string{ask}, ""), id); r.err == nil ||
+					!strings.Contains(r.log, "is in use by process") {
 					t.Errorf("twice in %s: %v\n%s", root, r.err, r.log)
 				}
 				if r := n.recordIn(root); r.ID != id {
@@ -768,7 +776,8 @@ func TestLongStrings(t *testing.T) {
 	}
 	n.remove(missed)
 	events, err := event.Read(n.runDir)
-	for id, words := range map[string]string{typo: "ALIYUN_COM_GPU_WEIGHT", missed: "no vGPU asked for: cgpu_mem, a name that cgpu does not know; CGPU_WEIGHT, without"} {
+	for id, words := range map[string]string{typo: "ALIYUN_COM_GPU_WEIGHT",
+		missed: "no vGPU asked for: cgpu_mem, a name that cgpu does not know; CGPU_WEIGHT, without"} {
 		if err != nil || !slices.ContainsFunc(events, func(e event.Event) bool {
 			return e.Kind == event.Warning && e.Container == id && strings.Contains(e.Text, words)
 		}) {
@@ -788,7 +797,8 @@ func TestLongStrings(t *testing.T) {
 	if info, err := os.Stat(ledger.File(n.runDir)); err != nil || info.Size() > 4096 {
 		t.Errorf("the ledger has %d bytes, %v", info.Size(), err)
 	}
-	if r := n.run("create", "--bundle", n.bundle([]string{ask}, ""), strings.Repeat("x", ledger.MaxText+1)); r.err == nil || !strings.Contains(r.log, "ledger: the container's ID") {
+	if r := n.run("create", "--bundle", n.bundle([]string{ask}, ""), strings.Repeat("x", ledger.MaxText+1)); r.err == nil ||
+		!strings.Contains(r.log, "ledger: the container's ID") {
 		t.Error(r.err, r.log)
 	}
 	if list := n.records(); len(list) != 1 {
@@ -825,7 +835,8 @@ func TestUnhealthyGPU(t *testing.T) {
 	}
 	if id, r := start("named", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"); r.err != nil {
 		t.Error(r.err, r.log)
-	} else if events, err := event.Read(n.runDir); err != nil || len(events) != 1 || events[0].Kind != event.Warning || events[0].Container != id ||
+	} else if events, err := event.Read(n.runDir); err != nil || len(events) != 1 || events[0].Kind != event.Warning ||
+		events[0].Container != id ||
 		events[0].GPU.Index != 0 || !strings.Contains(events[0].Text, "cannot reach") {
 		t.Errorf("events: %v, %+v", err, events)
 	}

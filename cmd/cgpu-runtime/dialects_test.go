@@ -23,7 +23,8 @@ func TestDialect(t *testing.T) {
 	n := newNode(t, "runc")
 	gpu := func(i int) string { return n.table.GPUs[i].UUID }
 	slice := func(i int, limit quota.Bytes, percent int) ledger.VGPU {
-		return ledger.VGPU{UUID: gpu(i), Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault}}}
+		return ledger.VGPU{UUID: gpu(i), Slice: quota.Slice{Limit: limit,
+			Share: quota.Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault}}}
 	}
 	hami, nvidia := quota.DialectHAMi, quota.DialectNVIDIA
 	for i, c := range []struct {
@@ -33,8 +34,10 @@ func TestDialect(t *testing.T) {
 		want    []ledger.VGPU // none: handed to runc as it is
 		refused string
 	}{
-		{"enabled", []quota.Dialect{hami}, []string{askHAMi, "CUDA_DEVICE_SM_LIMIT=30", "NVIDIA_VISIBLE_DEVICES=1"}, []ledger.VGPU{slice(1, 6*quota.GiB, 30)}, ""},
-		{"two GPUs", []quota.Dialect{hami}, []string{"NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=6g", "CUDA_DEVICE_MEMORY_LIMIT_1=4g"},
+		{"enabled", []quota.Dialect{hami}, []string{askHAMi, "CUDA_DEVICE_SM_LIMIT=30", "NVIDIA_VISIBLE_DEVICES=1"},
+			[]ledger.VGPU{slice(1, 6*quota.GiB, 30)}, ""},
+		{"two GPUs", []quota.Dialect{hami}, []string{"NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=6g",
+			"CUDA_DEVICE_MEMORY_LIMIT_1=4g"},
 			[]ledger.VGPU{slice(0, 6*quota.GiB, 0), slice(1, 4*quota.GiB, 0)}, ""},
 		{"none enabled", nil, []string{askHAMi}, nil, ""},
 		{"another enabled", []quota.Dialect{nvidia}, []string{askHAMi}, nil, ""},

@@ -108,8 +108,9 @@ func limitedContainer(t testing.TB, others int) (runDir, root, bundle string) {
 	}
 	reserve("web", bundle)
 	for path, text := range map[string]string{
-		filepath.Join(bundle, "config.json"):    `{"process":{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}}`,
-		filepath.Join(root, "web/state.json"):   `{"config":{"Hooks":{"poststop":[{"args":["cgpu-hook","release","--nonce","` + filepath.Base(bundle) + `"]}]}}}`,
+		filepath.Join(bundle, "config.json"): `{"process":{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}}`,
+		filepath.Join(root, "web/state.json"): `{"config":{"Hooks":{"poststop":[{"args":["cgpu-hook","release","--nonce","` +
+			filepath.Base(bundle) + `"]}]}}}`,
 		filepath.Join(root, "other/state.json"): `{}`,
 	} {
 		err := os.MkdirAll(filepath.Dir(path), 0o755)

@@ -97,7 +97,8 @@ func TestLimiterInContainer(t *testing.T) {
 			{name: "glibc", glibc: true, want: guarded + shared},
 			{name: "no loader", want: guarded + none},
 			{name: "own", glibc: true, own: "/a.so", want: guarded + "/etc/ld.so.preload \"/run/cgpu/libcgpu.so\\n/a.so\\n\" read-only=true\n"},
-			{name: "own variable", env: []string{"LD_PRELOAD=/b.so"}, glibc: true, want: strings.Replace(guarded, ".so\n", ".so:/b.so\n", 1) + shared},
+			{name: "own variable", env: []string{"LD_PRELOAD=/b.so"}, glibc: true,
+				want: strings.Replace(guarded, ".so\n", ".so:/b.so\n", 1) + shared},
 			{name: "off", env: []string{"CGPU_LIMITER=off"}, glibc: true, want: off + none},
 			{name: "not installed", missing: true, glibc: true, want: off + none},
 		} {
@@ -192,7 +193,8 @@ func TestPreloadMode(t *testing.T) {
 		}
 		r := records[0]
 		start, err := ledger.ProcStart(r.InitPID)
-		if err != nil || !r.Preload || r.GuardPID != 0 || r.Socket != "" || r.Control != "" || r.InitStart != start || r.Page != page.File(n.runDir, r.Nonce) {
+		if err != nil || !r.Preload || r.GuardPID != 0 || r.Socket != "" || r.Control != "" || r.InitStart != start ||
+			r.Page != page.File(n.runDir, r.Nonce) {
 			t.Errorf("record %+v, %v", r, err)
 		}
 		if _, err := os.Stat(filepath.Join(n.runDir, "guard.json")); !errors.Is(err, fs.ErrNotExist) {
@@ -214,7 +216,8 @@ func TestPreloadMode(t *testing.T) {
 			t.Errorf("page: %v, %v", info, err)
 		}
 		var fs unix.Statfs_t
-		if err := unix.Statfs(file, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Blocks*uint64(fs.Bsize) > 1<<20 || fs.Flags&unix.ST_NOSUID == 0 {
+		if err := unix.Statfs(file, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Blocks*uint64(fs.Bsize) > 1<<20 ||
+			fs.Flags&unix.ST_NOSUID == 0 {
 			t.Errorf("page: on a file system %+v, %v", fs, err)
 		}
 		for _, name := range []string{spec.LimiterPath, "/etc/ld.so.preload"} {
@@ -246,8 +249,10 @@ func TestPreloadModeInContainer(t *testing.T) {
 		if r.err != nil {
 			t.Fatalf("%s: %v\n%s\n%s", driver, r.err, r.stderr, r.log)
 		}
-		size := (unsafe.Sizeof(page.Header{}) + page.MaxVGPUs*unsafe.Sizeof(page.VGPU{}) + page.MaxProcesses*unsafe.Sizeof(page.Slot{}) + 4095) / 4096 * 4096
-		want := fmt.Sprintf("LD_PRELOAD=/run/cgpu/libcgpu.so\n/run/cgpu/libcgpu.so \"limiter\" read-only=true\n/run/cgpu/vgpu \"%d\" read-only=false\n"+
+		size := (unsafe.Sizeof(page.Header{}) + page.MaxVGPUs*unsafe.Sizeof(page.VGPU{}) +
+			page.MaxProcesses*unsafe.Sizeof(page.Slot{}) + 4095) / 4096 * 4096
+		want := fmt.Sprintf("LD_PRELOAD=/run/cgpu/libcgpu.so\n/run/cgpu/libcgpu.so \"limiter\" read-only=true\n/run/cgpu/vgpu \"%d\" "+
+			"read-only=false\n"+
 			"/etc/ld.so.preload \"/run/cgpu/libcgpu.so\\n\" read-only=true\n", size)
 		if r.stdout != want {
 			t.Errorf("%s: got\n%s\nwant\n%s", driver, r.stdout, want)
@@ -294,7 +299,8 @@ func TestPreloadModeRefuses(t *testing.T) {
 			test.change(bundle)
 		}
 		r := n.run("run", "--bundle", bundle, "cgpu-test-refused")
-		if r.err == nil || !strings.Contains(r.stderr, test.want) || !strings.Contains(r.stderr, `"guard"`) || strings.Count(r.stderr, "\n") != 1 {
+		if r.err == nil || !strings.Contains(r.stderr, test.want) || !strings.Contains(r.stderr, `"guard"`) ||
+			strings.Count(r.stderr, "\n") != 1 {
 			t.Errorf("%s: %v, %s", test.name, r.err, r.stderr)
 		}
 		if records := n.records(); len(records) != 0 {

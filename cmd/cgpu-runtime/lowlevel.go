@@ -54,7 +54,8 @@ type stateFile struct{ maker, file string }
 
 // states are the files of which one exists for a container.
 func (c call) states(id string) [2]stateFile {
-	return [2]stateFile{{"runc", filepath.Join(c.stateRoot(false), id, "state.json")}, {"crun", filepath.Join(c.stateRoot(true), id, "status")}}
+	return [2]stateFile{{"runc", filepath.Join(c.stateRoot(false), id, "state.json")},
+		{"crun", filepath.Join(c.stateRoot(true), id, "status")}}
 }
 
 // stateRoot is the folder in which a low-level runtime keeps the state of its containers.
@@ -101,7 +102,8 @@ func findRuntime(names []string, creator string) (path string, err error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("cgpu-runtime: no low-level runtime found, looked for %s: install runc, or set runtimes in cgpu.toml", strings.Join(names, ", "))
+	return "", fmt.Errorf("cgpu-runtime: no low-level runtime found, looked for %s: install runc, or set runtimes in cgpu.toml",
+		strings.Join(names, ", "))
 }
 
 // configured are the names to look for. The node table has them from cgpu.toml; when it is missing or broken the

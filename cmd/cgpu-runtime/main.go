@@ -63,7 +63,8 @@ func run(c call, only bool, runDir string) error {
 		case c.id != "":
 			undo, err = create(&c, runDir)
 		case c.strange != "": // else the low-level runtime tells what is wrong
-			err = fmt.Errorf("cgpu-runtime: option %q: cgpu does not know it, nor so which argument is the container: write --option=value, or upgrade cgpu", c.strange)
+			err = fmt.Errorf("cgpu-runtime: option %q: cgpu does not know it, nor so which argument is the container: write --option=value, or "+
+				"upgrade cgpu", c.strange)
 		}
 	case "restore":
 		err = refuseRestore(c, runDir)
@@ -75,7 +76,8 @@ func run(c call, only bool, runDir string) error {
 		var low string
 		if low, err = findRuntime(configured(runDir), c.creator()); err == nil {
 			if only && isCrun(low) != (c.grammar == likeCrun) {
-				err = errors.New("cgpu-runtime: runc and crun read these options differently, and runtimes in cgpu.toml has changed just now: try again")
+				err = errors.New("cgpu-runtime: runc and crun read these options differently, and runtimes in cgpu.toml has changed just now: try " +
+					"again")
 			} else {
 				if c.made != "" {
 					c.redirect(isCrun(low))
@@ -107,7 +109,8 @@ func create(c *call, runDir string) (undo func(), err error) {
 		return undo, nil
 	}
 	if err != nil { // runc might be able to, a moment later, and start it without what it asks for
-		return undo, fmt.Errorf("cgpu-runtime: read %s: %w: it may ask for a GPU, so the container is not started; start it again", file.path, err)
+		return undo, fmt.Errorf("cgpu-runtime: read %s: %w: it may ask for a GPU, so the container is not started; start it again", file.path,
+			err)
 	}
 	spoken := dialects(runDir, spec.MaySpeak(raw))
 	if len(spoken) == 0 && !spec.MayAsk(raw) {
@@ -119,7 +122,8 @@ func create(c *call, runDir string) (undo func(), err error) {
 	}
 	if err == nil && ask.Quota == nil {
 		if missed := ask.Missed(spoken); len(missed) > 0 {
-			_ = event.Refuse(runDir, event.Event{Kind: event.Warning, Container: c.id, Name: ask.Name(), Text: "no vGPU asked for: " + strings.Join(missed, "; ")})
+			_ = event.Refuse(runDir, event.Event{Kind: event.Warning, Container: c.id, Name: ask.Name(),
+				Text: "no vGPU asked for: " + strings.Join(missed, "; ")})
 		}
 		edited := ask.Edited // a pause container that was given hooks of ours
 		if ask.Pod && withholds(runDir) {
@@ -217,7 +221,8 @@ func create(c *call, runDir string) (undo func(), err error) {
 		health.Warn(runDir, table, *record)
 	}
 	if ignored := ask.Quota.Ignored; err == nil && len(ignored) > 0 {
-		_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: c.id, Nonce: record.Nonce, Name: record.Name, Text: "ignored: " + strings.Join(ignored, "; ")})
+		_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: c.id, Nonce: record.Nonce, Name: record.Name,
+			Text: "ignored: " + strings.Join(ignored, "; ")})
 	}
 	return undo, err
 }
@@ -232,7 +237,8 @@ func mayShare(runDir string) error {
 		err = unix.Access(dir, unix.W_OK)
 	}
 	if err == unix.EACCES {
-		return fmt.Errorf("cgpu-runtime: %s cannot be written: a share of a GPU needs the machine's root: start the container as root, not with a rootless engine", dir)
+		return fmt.Errorf("cgpu-runtime: %s cannot be written: a share of a GPU needs the machine's root: start the container as root, not "+
+			"with a rootless engine", dir)
 	}
 	return nil
 }

@@ -96,7 +96,8 @@ func recordStart(c guardcfg.Config) error {
 	}
 	cwd, _ := os.Getwd()
 	sid, _ := unix.Getsid(0)
-	text, err := json.Marshal(map[string]any{"config": c, "env": os.Environ(), "fds": open, "cwd": cwd, "leader": sid == os.Getpid(), "pid": os.Getpid()})
+	text, err := json.Marshal(map[string]any{"config": c, "env": os.Environ(), "fds": open, "cwd": cwd,
+		"leader": sid == os.Getpid(), "pid": os.Getpid()})
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,8 @@ func withhold(file bundleFile, raw []byte, runDir string) error {
 	}
 	doc, err := spec.Decode(raw)
 	if err != nil {
-		return fmt.Errorf("cgpu-runtime: a pod's container on a node with pods = \"allocated\" or \"gpushare\" in cgpu.toml wants a filter in its config.json: %w", err)
+		return fmt.Errorf("cgpu-runtime: a pod's container on a node with pods = \"allocated\" or \"gpushare\" in cgpu.toml wants a filter in "+
+			"its config.json: %w", err)
 	}
 	edited, err := spec.Withhold(doc)
 	tellUnheld(runDir, err)
@@ -44,7 +45,8 @@ func refuseRestore(c call, runDir string) error {
 	if err != nil || !spec.MayBePod(raw) || !withholds(runDir) {
 		return nil
 	}
-	err = errors.New("cgpu-runtime: a pod's container is not restored from a checkpoint on a node with pods = \"allocated\" or \"gpushare\" in cgpu.toml: it would be without the filter that keeps others' GPU files from it: start it from an image")
+	err = errors.New("cgpu-runtime: a pod's container is not restored from a checkpoint on a node with pods = \"allocated\" or \"gpushare\" " +
+		"in cgpu.toml: it would be without the filter that keeps others' GPU files from it: start it from an image")
 	_ = event.Refuse(runDir, event.Event{Container: c.id, Text: err.Error()})
 	return err
 }
@@ -52,7 +54,8 @@ func refuseRestore(c call, runDir string) error {
 // tellUnheld tells the administrator of a container that has not got the filter.
 func tellUnheld(runDir string, err error) {
 	if err != nil {
-		_ = event.Append(runDir, event.Event{Kind: event.Warning, Text: "a pod's container without a GPU starts without the filter that makes others' GPU files useless: " + err.Error()})
+		_ = event.Append(runDir, event.Event{Kind: event.Warning,
+			Text: "a pod's container without a GPU starts without the filter that makes others' GPU files useless: " + err.Error()})
 	}
 }
 

@@ -100,7 +100,8 @@ func TestWithhold(t *testing.T) {
 				process := config["process"].(map[string]any)
 				process["args"] = []string{"/sweep", "sleep"}
 				if c.privileged {
-					process["capabilities"] = map[string]any{"bounding": []string{"CAP_SYS_ADMIN"}, "effective": []string{"CAP_SYS_ADMIN"}, "permitted": []string{"CAP_SYS_ADMIN"}}
+					process["capabilities"] = map[string]any{"bounding": []string{"CAP_SYS_ADMIN"}, "effective": []string{"CAP_SYS_ADMIN"},
+						"permitted": []string{"CAP_SYS_ADMIN"}}
 				}
 				raw, _ = json.Marshal(config)
 				if err := os.WriteFile(file, raw, 0o640); err != nil {
@@ -144,7 +145,8 @@ func TestWithholdUnread(t *testing.T) {
 		{name: "large, gpushare", command: "create", pods: device.PodsGPUShare, annotations: large, refused: "want at most 16777216: shorten"},
 		{name: "large, any", command: "create", pods: device.PodsAny, annotations: large},
 		{name: "large, outside of pods", command: "create", pods: device.PodsAllocated, outside: true, annotations: large},
-		{name: "names that differ in case", command: "create", pods: device.PodsAllocated, annotations: map[string]string{"example.org/x": "1", "example.org/X": "2"}},
+		{name: "names that differ in case", command: "create", pods: device.PodsAllocated,
+			annotations: map[string]string{"example.org/x": "1", "example.org/X": "2"}},
 		{name: "checkpoint", command: "restore", pods: device.PodsAllocated, refused: "is not restored from a checkpoint"},
 		{name: "checkpoint, any", command: "restore", pods: device.PodsAny},
 		{name: "checkpoint, outside of pods", command: "restore", pods: device.PodsAllocated, outside: true},
@@ -178,7 +180,8 @@ func TestWithholdUnread(t *testing.T) {
 				t.Fatalf("%v, want %q\n%s\n%s", r.err, c.refused, r.stderr, r.log)
 			}
 			after, _ := os.ReadFile(event.File(n.runDir))
-			if told := strings.TrimPrefix(string(after), string(before)); strings.Contains(told, id) != ours || strings.Contains(told, "starts without") {
+			if told := strings.TrimPrefix(string(after), string(before)); strings.Contains(told, id) != ours ||
+				strings.Contains(told, "starts without") {
 				t.Errorf("events: %s", told)
 			}
 			if now, _ := os.ReadFile(file); bytes.Equal(now, raw) == strings.HasPrefix(c.name, "names") {

@@ -30,7 +30,8 @@ func TestFlagsFirst(t *testing.T) {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
-	if got := strings.Join(cmdline.FlagsFirst(smiCommand().Flags, strings.Fields("--watch 2 -o wide --json")), " "); got != "--watch -o wide --json -- 2" {
+	if got := strings.Join(cmdline.FlagsFirst(smiCommand().Flags, strings.Fields("--watch 2 -o wide --json")),
+		" "); got != "--watch -o wide --json -- 2" {
 		t.Errorf("a flag that may stand alone: %q", got)
 	}
 }

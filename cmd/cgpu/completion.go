@@ -31,7 +31,8 @@ func completionCommand() *cli.Command {
 		Usage:     "print the completion script of a shell",
 		ArgsUsage: "bash|zsh|fish",
 		Description: "It completes commands, options, GPUs and containers; the last two for root alone, who may read them.\n\n" +
-			"Examples:\n   source <(cgpu completion bash)\n   cgpu completion bash | sudo tee /usr/share/bash-completion/completions/cgpu >/dev/null\n" +
+			"Examples:\n   source <(cgpu completion bash)\n   cgpu completion bash | sudo tee /usr/share/bash-completion/completions/cgpu " +
+			">/dev/null\n" +
 			"   cgpu completion zsh >~/.zfunc/_cgpu\n   cgpu completion fish >~/.config/fish/completions/cgpu.fish",
 		Action: func(c *cli.Context) error {
 			script, ok := map[string]string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}[c.Args().First()]

@@ -18,7 +18,8 @@ import (
 
 func TestComplete(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
+	n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main",
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	n.Reserve(ledger.Record{ID: "fedcba", Name: "$(reboot)", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for typed, want := range map[string]string{
 		"sm":                             "smi",

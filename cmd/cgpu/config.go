@@ -21,7 +21,8 @@ func configCommand() *cli.Command {
 		Name:      "config",
 		Usage:     "say whether cgpu.toml is good, without using it",
 		ArgsUsage: "check [FILE]",
-		Description: "Without a FILE it is the one that the node uses. Nothing is changed; cgpu refresh, or the next container, takes the file\n" +
+		Description: "Without a FILE it is the one that the node uses. Nothing is changed; cgpu refresh, or the next container, takes the " +
+			"file\n" +
 			"over. The exit status is 1 when something is wrong; the message has the line or the key, the value, and what is wanted.\n\n" +
 			"Examples:\n   cgpu config check\n   cgpu config check ./cgpu.toml && sudo install -m 0644 cgpu.toml /etc/cgpu/",
 		Flags: []cli.Flag{outputFlag()},
@@ -31,7 +32,8 @@ func configCommand() *cli.Command {
 				return err
 			}
 			if c.Args().First() != "check" || c.NArg() > 2 {
-				return usageError{fmt.Errorf("config: want check [FILE]%s; see cgpu config --help", suggest.DidYouMean(c.Args().First(), []string{"check"}))}
+				return usageError{fmt.Errorf("config: want check [FILE]%s; see cgpu config --help",
+					suggest.DidYouMean(c.Args().First(), []string{"check"}))}
 			}
 			path := c.Args().Get(1)
 			if path == "" {

@@ -41,7 +41,8 @@ func TestConfigCheck(t *testing.T) {
 	out := cgpu("config check -o json " + bad)
 	text, rest, _ := strings.Cut(out, "\nerror: ")
 	var broken configView
-	if err := json.Unmarshal([]byte(text), &broken); err != nil || !broken.Present || !strings.Contains(broken.Fault, bad+":2: unknown key max_isnt") ||
+	if err := json.Unmarshal([]byte(text), &broken); err != nil || !broken.Present ||
+		!strings.Contains(broken.Fault, bad+":2: unknown key max_isnt") ||
 		!strings.Contains(rest, "max_isnt") {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -66,7 +67,8 @@ func TestSmiNamesBrokenConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("CGPU_CONFIG", bad)
-	if out := cgpu("smi"); !strings.Contains(out, "until this is mended: config: "+bad+":1: unknown key max_isnt") || !strings.Contains(out, "Tesla T4") {
+	if out := cgpu("smi"); !strings.Contains(out, "until this is mended: config: "+bad+":1: unknown key max_isnt") ||
+		!strings.Contains(out, "Tesla T4") {
 		t.Error(out)
 	}
 }

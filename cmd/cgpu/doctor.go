@@ -21,21 +21,25 @@ func doctorCommand() *cli.Command {
 		Name:  "doctor",
 		Usage: "say what of cgpu works on this node, and what to do about the rest",
 		Description: "A line for each check that is not well: warn or fail, what was found, and behind an arrow what to do; with -v for\n" +
-			"all of them, also ok and skip (does not apply, or cannot be looked at). docs/doctor.md says what each check means. Nothing is changed, and containers that run\n" +
+			"all of them, also ok and skip (does not apply, or cannot be looked at). docs/doctor.md says what each check means. Nothing is " +
+			"changed, and containers that run\n" +
 			"notice nothing. --self-test starts small containers, whose program tries to get around its limit. --measure loads each GPU for five\n" +
 			"seconds and says whether weights and pauses hold there.\n\n" +
 			"The exit status is 0 when all is well or there are only warnings, 1 when a check failed, 2 for a command line that\n" +
 			"cannot be understood.\n\n" +
-			"Examples:\n   sudo cgpu doctor\n   sudo cgpu doctor -v --self-test\n   sudo cgpu doctor -v --measure\n   cgpu doctor -o json | jq '.checks[] | select(.status == \"fail\")'\n" +
+			"Examples:\n   sudo cgpu doctor\n   sudo cgpu doctor -v --self-test\n   sudo cgpu doctor -v --measure\n   cgpu doctor -o json | jq " +
+			"'.checks[] | select(.status == \"fail\")'\n" +
 			"   cgpu doctor --engine docker=/srv/docker/daemon.json",
 		ArgsUsage: " ",
 		Flags: []cli.Flag{
 			outputFlag(),
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "tell of every check"},
 			&cli.BoolFlag{Name: "self-test", Usage: "start containers that try to escape, too"},
-			&cli.BoolFlag{Name: "measure", Usage: "measure, too, what GPU time three containers of our own get on each GPU that nobody uses and that has room to spare"},
+			&cli.BoolFlag{Name: "measure",
+				Usage: "measure, too, what GPU time three containers of our own get on each GPU that nobody uses and that has room to spare"},
 			&cli.BoolFlag{Name: "force", Usage: "with --measure: also on GPUs in use or without room to spare, and where Kubernetes allocates them"},
-			&cli.StringSliceFlag{Name: "engine", Usage: "look at `NAME=FILE` (docker, containerd, crio, podman) instead of the usual files of all engines; may be repeated"},
+			&cli.StringSliceFlag{Name: "engine",
+				Usage: "look at `NAME=FILE` (docker, containerd, crio, podman) instead of the usual files of all engines; may be repeated"},
 			&cli.StringFlag{Name: "try", Hidden: true, Usage: "what doctor's own children do"},
 		},
 		Before: noArguments,

@@ -36,18 +36,21 @@ func eventsCommand() *cli.Command {
 		Usage: "show what happened: starts, denials, kills, changes",
 		Description: "The node keeps the last 4 to 8 MiB of events, until the next boot. What a container's programs can cause (denied,\n" +
 			"killed, freed, held, let, warning) is written at most once in 10 s for each kind, GPU and container; the line then says how\n" +
-			"often it happened. Of refusals the node tells 40 a minute, 10 of one namespace, and then how many there were beyond. In preload mode nobody is there\n" +
+			"often it happened. Of refusals the node tells 40 a minute, 10 of one namespace, and then how many there were beyond. In preload mode " +
+			"nobody is there\n" +
 			"to tell of starts, ends and denials. What Docker calls a container, and others that tell a runtime no name, is told by its event\n" +
 			"\"deleted\", when the engine has let go of it.\n" +
 			"KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +
-			"Examples:\n   cgpu events\n   cgpu events --follow\n   cgpu events --kind denied --kind killed --since 1h\n   cgpu events --container web -o json | jq .text",
+			"Examples:\n   cgpu events\n   cgpu events --follow\n   cgpu events --kind denied --kind killed --since 1h\n   cgpu events " +
+			"--container web -o json | jq .text",
 		ArgsUsage: " ",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens, until Ctrl-C"},
 			&cli.IntFlag{Name: "tail", Usage: "only the last `N` of the past", DefaultText: fmt.Sprintf("all; %d with --follow", followTail)},
 			&cli.StringFlag{Name: "since", Usage: "only since `WHEN`: a time such as 2026-11-21T10:00:00Z, or as long ago as 90s, 10m or 24h"},
 			&cli.StringSliceFlag{Name: "container", Usage: "only of this `CONTAINER` (ID, beginning of one, nonce or name); may be repeated"},
-			&cli.StringSliceFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "only those about this `GPU` (index or UUID), or several with commas between them; may be repeated"},
+			&cli.StringSliceFlag{Name: "gpu", Aliases: []string{"i"},
+				Usage: "only those about this `GPU` (index or UUID), or several with commas between them; may be repeated"},
 			&cli.StringSliceFlag{Name: "kind", Usage: "only of this `KIND`; may be repeated"},
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, or json (a line for each)", Value: "table"},
 		},

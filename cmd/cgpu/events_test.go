@@ -37,7 +37,8 @@ func TestEvents(t *testing.T) {
 	if out := cgpu("events"); out != "" {
 		t.Errorf("of a node without events: %s", out)
 	}
-	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}}))
+	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t,
+		ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}}))
 	happen(n,
 		event.Event{Kind: event.Start, Container: "gone", Name: "default/pod/main", PID: 7, Text: "1024MiB of GPU 0"},
 		event.Event{Kind: event.Refused, Container: "other", Text: "quota: A=\"\x1b[2J\": no\nsecond line"},
@@ -60,21 +61,23 @@ T  later      abcdef012345  web: of a newer cgpu
 		"events --container web":               lines[3] + lines[4],
 		"events --container abc --kind denied": lines[3],
 		"events --container default/pod/main":  lines[0],
-		"events --container nobody":            "error: events: --container \"nobody\": no event and no container that runs has this ID or name; cgpu smi lists those that run\n",
-		"events --container web --kind start":  "",
-		"events --gpu 1":                       lines[2],
-		"events -i 0,1 --kind denied":          "",
-		"events --gpu 7":                       "error: events: --gpu: GPU \"7\": there is none: cgpu smi lists the 2 GPUs of this machine\n",
-		"events --follow=maybe":                "error: events: --follow=\"maybe\": wants no value, or true or false (see cgpu events --help)\n",
-		"events --since 90s":                   lines[3] + lines[4],
-		"events --since 1999-01-01T00:00:00Z":  all,
-		"events --since 2999-01-01T00:00:00Z":  "",
-		"events --since yesterday":             "error: events: --since \"yesterday\": want a time such as 2026-11-21T10:00:00Z, or a duration such as 10m\n",
-		"events --tail -1":                     "error: events: --tail -1: want 0 or more\n",
-		"events --kind later":                  "error: events: --kind \"later\": no such kind; cgpu events --help lists them\n",
-		"events -o wide":                       "error: events: -o \"wide\": want table or json\n",
-		"events web":                           "error: events: \"web\": want no arguments; see cgpu events --help\n",
-		"events --container= ":                 "error: events: --container \"\": want an ID or a name\n",
+		"events --container nobody": "error: events: --container \"nobody\": no event and no container that runs has this ID or " +
+			"name; cgpu smi lists those that run\n",
+		"events --container web --kind start": "",
+		"events --gpu 1":                      lines[2],
+		"events -i 0,1 --kind denied":         "",
+		"events --gpu 7":                      "error: events: --gpu: GPU \"7\": there is none: cgpu smi lists the 2 GPUs of this machine\n",
+		"events --follow=maybe":               "error: events: --follow=\"maybe\": wants no value, or true or false (see cgpu events --help)\n",
+		"events --since 90s":                  lines[3] + lines[4],
+		"events --since 1999-01-01T00:00:00Z": all,
+		"events --since 2999-01-01T00:00:00Z": "",
+		"events --since yesterday": "error: events: --since \"yesterday\": want a time such as 2026-11-21T10:00:00Z, or a duration " +
+			"such as 10m\n",
+		"events --tail -1":     "error: events: --tail -1: want 0 or more\n",
+		"events --kind later":  "error: events: --kind \"later\": no such kind; cgpu events --help lists them\n",
+		"events -o wide":       "error: events: -o \"wide\": want table or json\n",
+		"events web":           "error: events: \"web\": want no arguments; see cgpu events --help\n",
+		"events --container= ": "error: events: --container \"\": want an ID or a name\n",
 	} {
 		if out := timed.ReplaceAllString(cgpu(args), "T"); out != want {
 			t.Errorf("%s: printed\n%s\nwant\n%s", args, out, want)
@@ -162,7 +165,8 @@ func TestEventsOfTheDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if out := cgpu("events --container web"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "web: once") || strings.Contains(out, "again") {
+	if out := cgpu("events --container web"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "web: once") ||
+		strings.Contains(out, "again") {
 		t.Errorf("printed %s", out)
 	}
 }

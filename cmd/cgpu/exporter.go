@@ -21,11 +21,14 @@ func exporterCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "exporter",
 		Usage: "tell Prometheus of the node's GPUs and the containers that share them",
-		Description: "It answers at /metrics until SIGTERM or Ctrl-C; docs/metrics.md lists the series. It changes nothing, and containers live without it.\n" +
+		Description: "It answers at /metrics until SIGTERM or Ctrl-C; docs/metrics.md lists the series. It changes nothing, and containers " +
+			"live without it.\n" +
 			"Only this machine reaches it, unless --listen says otherwise: what it tells are names of containers and what they use.\n\n" +
-			"--web-config is a file of Prometheus' exporter-toolkit, for TLS, certificates of clients, or users with passwords. --token-file is for a\n" +
+			"--web-config is a file of Prometheus' exporter-toolkit, for TLS, certificates of clients, or users with passwords. --token-file is " +
+			"for a\n" +
 			"token that a request must bear (Prometheus: authorization, credentials_file); do not use it together with users in the other file.\n" +
-			"Where only this machine reaches it and nobody is asked who he is, requests must be for an address, localhost, this machine's name or a\n" +
+			"Where only this machine reaches it and nobody is asked who he is, requests must be for an address, localhost, this machine's name or " +
+			"a\n" +
 			"--host, so that no site's page can read it by a browser on this machine.\n\n" +
 			"cgpu-agent has the same series at its /metrics, so a node of Kubernetes needs this not.\n\n" +
 			"Examples:\n   sudo cgpu exporter\n   sudo cgpu exporter --listen unix:/run/cgpu/exporter.sock\n" +

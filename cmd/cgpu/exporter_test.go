@@ -29,7 +29,10 @@ func TestExporter(t *testing.T) {
 	a.Writer, a.ErrWriter = io.Discard, io.Discard
 	done := make(chan error, 1)
 	go func() { done <- a.RunContext(ctx, []string{"cgpu", "exporter", "--listen", "unix:" + socket}) }()
-	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn,
+		error) {
+		return net.Dial("unix", socket)
+	}}}
 	defer client.CloseIdleConnections()
 	var text []byte
 	for range 6000 {
@@ -101,7 +104,8 @@ func TestKMUnitIsHeld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"NoNewPrivileges=yes", "CapabilityBoundingSet=CAP_SYS_ADMIN ", "RestrictAddressFamilies=AF_UNIX", "MemoryMax="} {
+	for _, want := range []string{"NoNewPrivileges=yes", "CapabilityBoundingSet=CAP_SYS_ADMIN ",
+		"RestrictAddressFamilies=AF_UNIX", "MemoryMax="} {
 		if !strings.Contains(string(text), "\n"+want) {
 			t.Errorf("cgpu-km.service has no %s", want)
 		}
@@ -116,12 +120,14 @@ func TestKMUnitIsHeld(t *testing.T) {
 
 // TestUnitsAreHeld: what stays, is root and reads what tenants made writes nowhere but in /run, and has bounds.
 func TestUnitsAreHeld(t *testing.T) {
-	for name, more := range map[string]string{"exporter": "CPUQuota=100%", "health": "RestrictAddressFamilies=AF_UNIX", "agent": "CapabilityBoundingSet="} {
+	for name, more := range map[string]string{"exporter": "CPUQuota=100%", "health": "RestrictAddressFamilies=AF_UNIX",
+		"agent": "CapabilityBoundingSet="} {
 		text, err := os.ReadFile("../../configs/cgpu-" + name + ".service")
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, want := range []string{"NoNewPrivileges=yes", "ProtectSystem=strict", "ReadWritePaths=/run", "PrivateTmp=yes", "MemoryMax=", more} {
+		for _, want := range []string{"NoNewPrivileges=yes", "ProtectSystem=strict", "ReadWritePaths=/run",
+			"PrivateTmp=yes", "MemoryMax=", more} {
 			if !strings.Contains(string(text), "\n"+want) {
 				t.Errorf("cgpu-%s.service has no %s", name, want)
 			}

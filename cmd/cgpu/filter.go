@@ -17,7 +17,8 @@ const filterHelp = "What is shown can be narrowed to some GPUs (index, UUID or a
 // filterFlags narrow what a command shows.
 func filterFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringSliceFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "only this `GPU` (index or UUID), or several with commas between them; may be repeated"},
+		&cli.StringSliceFlag{Name: "gpu", Aliases: []string{"i"},
+			Usage: "only this `GPU` (index or UUID), or several with commas between them; may be repeated"},
 		&cli.StringSliceFlag{Name: "container", Usage: "only this `CONTAINER` (ID, nonce or name); may be repeated"},
 		&cli.StringSliceFlag{Name: "filter", Usage: "only those where `KEY=VALUE`, such as state=paused; may be repeated"},
 	}

@@ -30,7 +30,8 @@ func TestFilter(t *testing.T) {
 		"--filter enforcement=preload":     "",
 		"--filter state=paused --gpu 1":    "",
 		"--filter state=running --filter state=paused --filter policy=preempt": "0:aaaa,eeee",
-		"--filter state=busy": "error: --filter \"state=busy\": want state= one of running, paused, starting, gone, no-answer, guard-dead, no-page",
+		"--filter state=busy": "error: --filter \"state=busy\": want state= one of running, paused, starting, gone, no-answer, guard-dead, " +
+			"no-page",
 		"--filter colour=red": "error: --filter \"colour=red\": want KEY=VALUE with one of the keys state, priority, policy, enforcement",
 		"--filter state":      "error",
 		"--gpu 7":             `error: --gpu: GPU "7": there is none`,

@@ -26,9 +26,12 @@ func healthCommand() *cli.Command {
 		Name:      "health",
 		Usage:     "show which GPUs are unhealthy and why, watch them, or take a GPU for healthy again",
 		ArgsUsage: "[watch|clear GPU|clear all]",
-		Description: "A GPU that is unhealthy gets no new containers: nobody is placed on it, and Kubernetes is told. A container that names it is\n" +
-			"started all the same, with a warning; those that run go on. docs/health.md tells what makes a GPU unhealthy, and when it is healthy again.\n\n" +
-			"watch asks the driver every second until SIGTERM or Ctrl-C; the unit cgpu-health runs it. Without it nobody notices anything. One process\n" +
+		Description: "A GPU that is unhealthy gets no new containers: nobody is placed on it, and Kubernetes is told. A container that names " +
+			"it is\n" +
+			"started all the same, with a warning; those that run go on. docs/health.md tells what makes a GPU unhealthy, and when it is healthy " +
+			"again.\n\n" +
+			"watch asks the driver every second until SIGTERM or Ctrl-C; the unit cgpu-health runs it. Without it nobody notices anything. One " +
+			"process\n" +
 			"watches a node. As long as it runs the driver is in use.\n\n" +
 			"clear forgets what was reported of a GPU, after it was mended. What is still wrong is found again at once.\n\n" +
 			"Examples:\n   cgpu health\n   sudo systemctl enable --now cgpu-health\n   sudo cgpu health clear 0",
@@ -42,7 +45,8 @@ func healthCommand() *cli.Command {
 			case len(args) == 2 && args[0] == "clear":
 				return clearHealth(c, args[1])
 			}
-			return usageError{fmt.Errorf("health: %q: want nothing, watch, or clear and a GPU%s; see cgpu health --help", strings.Join(c.Args().Slice(), " "),
+			return usageError{fmt.Errorf("health: %q: want nothing, watch, or clear and a GPU%s; see cgpu health --help",
+				strings.Join(c.Args().Slice(), " "),
 				suggest.DidYouMean(c.Args().First(), []string{"watch", "clear"}))}
 		},
 	}

@@ -19,7 +19,8 @@ import (
 
 // TestHealth: what is wrong is shown with who is hit, in cgpu smi too; clear forgets it, and says so in the events.
 func TestHealthUsage(t *testing.T) {
-	if out := cgpu("health wacth"); out != "error: health: \"wacth\": want nothing, watch, or clear and a GPU; did you mean watch?; see cgpu health --help\n" {
+	if out := cgpu("health wacth"); out != "error: health: \"wacth\": want nothing, watch, or clear and a GPU; did you mean watch?; see "+
+		"cgpu health --help\n" {
 		t.Error(out)
 	}
 }
@@ -42,7 +43,8 @@ func TestHealth(t *testing.T) {
 	}
 	table := nodetest.Table(t)
 	_, _, err := health.Change(n.Dir, func(s health.State) health.State {
-		return s.Step(table, health.Seen{Hardware: map[string]device.Hardware{nodetest.T4: {NewXids: []uint64{79}}, nodetest.H200: {Lost: true}}}, time.Now())
+		return s.Step(table, health.Seen{Hardware: map[string]device.Hardware{nodetest.T4: {NewXids: []uint64{79}}, nodetest.H200: {Lost: true}}},
+			time.Now())
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -50,8 +52,10 @@ func TestHealth(t *testing.T) {
 	want("health", "unhealthy  0s   Xid 79: fallen off the bus", "unhealthy  0s   the driver cannot reach the GPU")
 	want("smi", "HEALTH", "unhealthy")
 	var v view.Health
-	if err := json.Unmarshal([]byte(cgpu("health -o json")), &v); err != nil || v.Watched || len(v.GPUs) != 2 || v.GPUs[0].Healthy || v.GPUs[0].Faults[0].Xid != 79 ||
-		len(v.GPUs[0].Containers) != 1 || v.GPUs[0].Containers[0] != "a" || v.GPUs[1].Faults[0].Kind != health.Lost || len(v.GPUs[1].Containers) != 0 {
+	if err := json.Unmarshal([]byte(cgpu("health -o json")), &v); err != nil || v.Watched || len(v.GPUs) != 2 || v.GPUs[0].Healthy ||
+		v.GPUs[0].Faults[0].Xid != 79 ||
+		len(v.GPUs[0].Containers) != 1 || v.GPUs[0].Containers[0] != "a" || v.GPUs[1].Faults[0].Kind != health.Lost ||
+		len(v.GPUs[1].Containers) != 0 {
 		t.Errorf("%v, %+v", err, v)
 	}
 	v = view.Health{}

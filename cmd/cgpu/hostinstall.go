@@ -26,7 +26,8 @@ func hostDirFlag() cli.Flag {
 }
 
 func engineSocketFlag() cli.Flag {
-	return &cli.StringFlag{Name: "engine-socket", Usage: "with --host-root: `PATH` of the engine's socket on the node", DefaultText: "the usual one"}
+	return &cli.StringFlag{Name: "engine-socket", Usage: "with --host-root: `PATH` of the engine's socket on the node",
+		DefaultText: "the usual one"}
 }
 
 // onHost does something for the node below this container.
@@ -38,7 +39,8 @@ func onHost(c *cli.Context, do func(*hostinstall.Installer, context.Context) err
 		}
 	}
 	if c.NArg() != 1 || !slices.Contains([]string{"auto", "containerd", "k3s", "rke2", "crio"}, c.Args().First()) {
-		return usageError{fmt.Errorf("%s: %q: with --host-root want auto, containerd, k3s, rke2 or crio; see cgpu %[1]s --help", verb, c.Args().First())}
+		return usageError{fmt.Errorf("%s: %q: with --host-root want auto, containerd, k3s, rke2 or crio; see cgpu %[1]s --help",
+			verb, c.Args().First())}
 	}
 	o := hostinstall.Order{Root: c.String("host-root"), Dir: c.String("host-dir"), Socket: c.String("engine-socket"), Engine: c.Args().First()}
 	o.Verb, o.Name, o.Restart, o.Config = verb, c.String("name"), c.Bool("restart"), c.String("config")

@@ -33,7 +33,8 @@ func inspected(t *testing.T, args string) (d inspect.Dossier) {
 
 func TestInspect(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main",
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	log := launch.LogFile(n.Dir, r)
 	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
@@ -42,10 +43,12 @@ func TestInspect(t *testing.T) {
 	if err := os.WriteFile(log, []byte(strings.Repeat("old\n", 100)+"level=WARN\x1b[2J msg=\"one\"\nhalf"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	happen(n, event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"}, event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
+	happen(n, event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"},
+		event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
 		event.Event{Kind: event.Refused, Container: r.ID, Text: "a try"}, event.Event{Kind: event.Start, Container: "other", Text: "another's"})
 	d := inspected(t, "default/pod/main --log-lines 3")
-	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || len(d.Guard.VGPUs) != 1 || d.Guard.VGPUs[0].UUID != nodetest.T4 || d.Page != nil || d.PageError != "" {
+	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || len(d.Guard.VGPUs) != 1 ||
+		d.Guard.VGPUs[0].UUID != nodetest.T4 || d.Page != nil || d.PageError != "" {
 		t.Errorf("%+v", d)
 	}
 	if diff := cmp.Diff(schema.Log{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
@@ -64,7 +67,8 @@ func TestInspect(t *testing.T) {
 	if err := os.Remove(r.Control); err != nil {
 		t.Fatal(err)
 	}
-	if d := inspected(t, "abc"); d.Guard != nil || d.State != snapshot.StateGuardDead || !strings.Contains(d.GuardError, "no such file") || len(d.Log.Lines) != logTail {
+	if d := inspected(t, "abc"); d.Guard != nil || d.State != snapshot.StateGuardDead || !strings.Contains(d.GuardError, "no such file") ||
+		len(d.Log.Lines) != logTail {
 		t.Errorf("%+v", d)
 	}
 	for args, want := range map[string]string{
@@ -81,10 +85,12 @@ func TestInspect(t *testing.T) {
 
 func TestInspectPreload(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
+	r := n.Reserve(ledger.Record{ID: "preload", Preload: true,
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
 	nodetest.Occupy(t, r, 3, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{5 * 1 << 20}})
 	d := inspected(t, "preload")
-	want := &schema.Page{Path: r.Page, Flags: []string{"preload"}, VGPUs: []schema.PageVGPU{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, Timeslice: 0.02, Processes: 1}}}
+	want := &schema.Page{Path: r.Page, Flags: []string{"preload"},
+		VGPUs: []schema.PageVGPU{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, Timeslice: 0.02, Processes: 1}}}
 	if diff := cmp.Diff(want, d.Page); diff != "" {
 		t.Error(diff)
 	}

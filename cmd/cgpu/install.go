@@ -28,7 +28,8 @@ func installCommand() *cli.Command {
 			"With --host-root it works from a container, for the node whose file system is there: it also copies the programs that lie beside\n" +
 			"it, into versions of which each is whole, runs cgpu-refresh, and ends when the engine has read its configuration. ENGINE may be\n" +
 			"auto. It is what the optional DaemonSet cgpu-installer runs (docs/install.md).\n\n" +
-			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install containerd --kubernetes\n   cgpu install podman --name cgpu\n   cgpu install auto --host-root /host",
+			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install " +
+			"containerd --kubernetes\n   cgpu install podman --name cgpu\n   cgpu install auto --host-root /host",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "default", Usage: "make it the engine's default runtime; containers without a quota are not touched by it"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
@@ -36,7 +37,9 @@ func installCommand() *cli.Command {
 			&cli.StringFlag{Name: "runtime-path", Usage: "`PATH` of cgpu-runtime", DefaultText: "the one beside this program"},
 			&cli.BoolFlag{Name: "kubernetes", Usage: "for a node of Kubernetes: pods get what cgpu-agent allocates; containerd and crio only"},
 			nameFlag(),
-			&cli.StringFlag{Name: "pods", Usage: "with --kubernetes, `WHO` allocates: \"allocated\" is cgpu-agent, \"gpushare\" also gpushare's own device plugin", DefaultText: "allocated"},
+			&cli.StringFlag{Name: "pods",
+				Usage:       "with --kubernetes, `WHO` allocates: \"allocated\" is cgpu-agent, \"gpushare\" also gpushare's own device plugin",
+				DefaultText: "allocated"},
 			restartFlag(),
 			hostRootFlag(), hostDirFlag(), engineSocketFlag(),
 		},
@@ -64,7 +67,8 @@ func uninstallCommand() *cli.Command {
 		Usage:     "take the runtime out of a container engine's configuration",
 		ArgsUsage: "docker|containerd|k3s|rke2|crio|podman",
 		Description: "What install added is taken out, also what --kubernetes wrote into cgpu.toml; the default runtime is again what it was,\n" +
-			"and what others have changed since stays. If nothing else has changed, the file is again what it was before install, byte for byte.\n\n" +
+			"and what others have changed since stays. If nothing else has changed, the file is again what it was before install, byte for " +
+			"byte.\n\n" +
 			"What --kubernetes wrote stays until the engine has been restarted: by --restart, or call this again after it.\n\n" +
 			"With --host-root what cgpu install --host-root did is taken back, the programs last: when no container needs them any more.\n\n" +
 			"Examples:\n   cgpu uninstall docker --restart\n   cgpu uninstall containerd --dry-run\n   cgpu uninstall auto --host-root /host",
@@ -89,7 +93,8 @@ func uninstallCommand() *cli.Command {
 }
 
 func configFlag() cli.Flag {
-	return &cli.StringFlag{Name: "config", Usage: "`FILE` to edit; for CRI-O and podman the one to write", DefaultText: "the engine's usual one"}
+	return &cli.StringFlag{Name: "config", Usage: "`FILE` to edit; for CRI-O and podman the one to write",
+		DefaultText: "the engine's usual one"}
 }
 
 func nameFlag() cli.Flag {
@@ -97,7 +102,8 @@ func nameFlag() cli.Flag {
 }
 
 func restartFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "restart", Usage: "have the engine read it: Docker reloads; containerd and CRI-O restart, if systemd runs them, and containers live on"}
+	return &cli.BoolFlag{Name: "restart",
+		Usage: "have the engine read it: Docker reloads; containerd and CRI-O restart, if systemd runs them, and containers live on"}
 }
 
 // installArguments reads what install and uninstall have in common.
@@ -134,7 +140,8 @@ func podsFlag(c *cli.Context, t install.Target) (string, error) {
 		return "", nil
 	}
 	if !t.Kubelet {
-		return "", usageError{fmt.Errorf("install: --kubernetes: %s does not start the containers of pods: want containerd, k3s, rke2 or crio", t.Name)}
+		return "", usageError{fmt.Errorf("install: --kubernetes: %s does not start the containers of pods: want containerd, k3s, rke2 or crio",
+			t.Name)}
 	}
 	value := cmp.Or(c.String("pods"), engine.PodsAllocated)
 	if value != engine.PodsAllocated && value != engine.PodsGPUShare {

@@ -105,7 +105,8 @@ func (e engines) want(what, got string, parts ...string) {
 
 const (
 	daemonJSON = "{\n  \"runtimes\": {\"nvidia\": {\"path\": \"n\"}},\n\n  \"default-runtime\": \"nvidia\"\n}\n\n"
-	criTOML    = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n\n\n"
+	criTOML    = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = " +
+		"\"io.containerd.runc.v2\"\n\n\n"
 )
 
 // TestInstallK3s: the file that k3s writes stays, the template beside it comes and goes, and nobody's containerd is asked.
@@ -114,9 +115,11 @@ func TestInstallK3s(t *testing.T) {
 	e.program("containerd", "exit 1")
 	e.write("config.toml", criTOML, 0o640)
 	before := e.files()
-	e.want("install", e.cgpu("install k3s --config config.toml"), "config.toml: runtime cgpu: ", "written by "+e.config+"/config.toml.tmpl", "next: restart k3s; running containers live on")
+	e.want("install", e.cgpu("install k3s --config config.toml"), "config.toml: runtime cgpu: ", "written by "+e.config+"/config.toml.tmpl",
+		"next: restart k3s; running containers live on")
 	after := e.files()
-	if text := after["config.toml.tmpl"]; after["config.toml"] != criTOML || !strings.Contains(text, "{{ template \"base\" . }}") || !strings.Contains(text, "cgpu-runtime") || len(after) != 2 {
+	if text := after["config.toml.tmpl"]; after["config.toml"] != criTOML || !strings.Contains(text, "{{ template \"base\" . }}") ||
+		!strings.Contains(text, "cgpu-runtime") || len(after) != 2 {
 		t.Errorf("after install: %q", after)
 	}
 	e.want("again", e.cgpu("install k3s --config config.toml"), "config.toml: nothing to change\n")
@@ -142,7 +145,8 @@ func TestInstall(t *testing.T) {
 			if got := e.files(); !maps.Equal(got, before) {
 				t.Fatalf("a dry run left %q", got)
 			}
-			e.want("install", e.cgpu("install "+tt.engine+" --default --config file"), "file: runtime cgpu: ", "file: default runtime: ", " → cgpu\n", "backup: "+e.config+".cgpu-backup/real.cgpu-backup-", "next: ")
+			e.want("install", e.cgpu("install "+tt.engine+" --default --config file"), "file: runtime cgpu: ", "file: default runtime: ",
+				" → cgpu\n", "backup: "+e.config+".cgpu-backup/real.cgpu-backup-", "next: ")
 			after := e.files()
 			if target, err := os.Readlink(filepath.Join(e.config, "file")); err != nil || target != "real" {
 				t.Errorf("the link is gone: %q, %v", target, err)
@@ -210,12 +214,16 @@ func TestUninstallDefault(t *testing.T) {
 // TestInstallRollsBack: an engine that refuses the edit finds everything as it was.
 func TestInstallRollsBack(t *testing.T) {
 	for _, tt := range []struct{ name, engine, program, body, text, want string }{
-		{"docker refuses", "docker", "dockerd", `grep -q cgpu "$3" || exit 0; echo "noise" >&2; echo "unable to configure: no cgpu here" >&2; exit 1`, daemonJSON,
+		{"docker refuses", "docker", "dockerd",
+			`grep -q cgpu "$3" || exit 0; echo "noise" >&2; echo "unable to configure: no cgpu here" >&2; exit 1`, daemonJSON,
 			"error: install: dockerd refuses the edited configuration: unable to configure: no cgpu here; the files are as they were"},
-		{"docker refuses a new file", "docker", "dockerd", `echo "no" >&2; exit 1`, "", "refuses the edited configuration: no; the files are as they were"},
-		{"containerd refuses", "containerd", "containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) grep -q cgpu "$2" && exit 3; cat "$2" ;; esac`, criTOML,
+		{"docker refuses a new file", "docker", "dockerd", `echo "no" >&2; exit 1`, "",
+			"refuses the edited configuration: no; the files are as they were"},
+		{"containerd refuses", "containerd", "containerd",
+			`case "$*" in --version) echo "x 1.6.20" ;; *) grep -q cgpu "$2" && exit 3; cat "$2" ;; esac`, criTOML,
 			"error: install: containerd refuses the edited configuration: exit status 3; the files are as they were"},
-		{"containerd sees more", "containerd", "containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) grep -q cgpu "$2" || echo 'root = "/r"'; cat "$2" ;; esac`, criTOML,
+		{"containerd sees more", "containerd", "containerd",
+			`case "$*" in --version) echo "x 1.6.20" ;; *) grep -q cgpu "$2" || echo 'root = "/r"'; cat "$2" ;; esac`, criTOML,
 			"error: install: with the edit containerd would also see a change of root: edit"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -237,7 +245,8 @@ func TestInstallRollsBack(t *testing.T) {
 func TestInstallUnchecked(t *testing.T) {
 	for body, want := range map[string]string{
 		`echo "Status: unknown flag: --validate" >&2; echo "See help" >&2; exit 125`: "note: this dockerd cannot check its configuration",
-		`echo "bip: no such network" >&2; exit 1`:                                    "note: dockerd refuses its configuration: bip: no such network\n",
+		`echo "bip: no such network" >&2; exit 1`: "note: dockerd refuses its configuration: bip: no such " +
+			"network\n",
 	} {
 		e := newEngines(t)
 		e.program("dockerd", body)
@@ -288,7 +297,8 @@ func TestInstallImportedFolder(t *testing.T) {
 	}
 	e.program("containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) sed s,cgpu-runtime,other, "$2" ;; esac`)
 	before := e.files()
-	e.want("overridden", e.cgpu("install containerd --config a.toml"), "error: install: containerd does not see runtime", "the files are as they were")
+	e.want("overridden", e.cgpu("install containerd --config a.toml"), "error: install: containerd does not see runtime",
+		"the files are as they were")
 	if got := e.files(); !maps.Equal(got, before) {
 		t.Errorf("left: %q", got)
 	}
@@ -326,7 +336,8 @@ func TestInstallAgainChecks(t *testing.T) {
 	e.cgpu("install docker --config d.json")
 	e.want("restart", e.cgpu("install docker --restart --config d.json"), "d.json: nothing to change\n", "next: start dockerd")
 	e.program("dockerd", `echo "no" >&2; exit 1`)
-	e.want("refused", e.cgpu("install docker --config d.json"), "error: install: ", "d.json: nothing to change, but dockerd refuses its configuration: no")
+	e.want("refused", e.cgpu("install docker --config d.json"), "error: install: ",
+		"d.json: nothing to change, but dockerd refuses its configuration: no")
 	e.write("c.toml", criTOML, 0o644)
 	e.cgpu("install containerd --config c.toml")
 	e.program("containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) sed s,cgpu-runtime,other, "$2" ;; esac`)
@@ -359,11 +370,13 @@ func TestInstallKubernetes(t *testing.T) {
 	e.write("c.toml", criTOML, 0o644)
 	e.write("cgpu.toml", "# mine\nmax_inst = 4\n", 0o600)
 	before := e.files()
-	e.want("dry run", e.cgpu("install containerd --kubernetes --dry-run --config c.toml"), "--- "+e.config+"/c.toml\n", "--- "+own+"\n", `+pods = "allocated" #`, "+  enable_cdi = true")
+	e.want("dry run", e.cgpu("install containerd --kubernetes --dry-run --config c.toml"), "--- "+e.config+"/c.toml\n", "--- "+own+"\n",
+		`+pods = "allocated" #`, "+  enable_cdi = true")
 	if got := e.files(); !maps.Equal(got, before) {
 		t.Fatalf("a dry run left %q", got)
 	}
-	e.want("install", e.cgpu("install containerd --kubernetes --config c.toml"), "c.toml: runtime cgpu: ", "c.toml: CDI: on", own+`: pods: (none set) → "allocated"`)
+	e.want("install", e.cgpu("install containerd --kubernetes --config c.toml"), "c.toml: runtime cgpu: ", "c.toml: CDI: on",
+		own+`: pods: (none set) → "allocated"`)
 	after := e.files()
 	if want := "# mine\nmax_inst = 4\npods = \"allocated\" # cgpu install: was unset.\n"; after["cgpu.toml"] != want {
 		t.Errorf("cgpu.toml: %q, want %q", after["cgpu.toml"], want)
@@ -392,7 +405,8 @@ func TestInstallKubernetes(t *testing.T) {
 
 	e.want("one", e.cgpu("install containerd --kubernetes --config c.toml"), "runtime cgpu: ")
 	e.want("another", e.cgpu("install containerd --kubernetes --name other --config c.toml"), "runtime other: ")
-	e.want("one of two", e.cgpu("uninstall containerd --config c.toml"), "runtime cgpu taken out", own+`: pods stays: runtime "other" is cgpu's, too`)
+	e.want("one of two", e.cgpu("uninstall containerd --config c.toml"), "runtime cgpu taken out",
+		own+`: pods stays: runtime "other" is cgpu's, too`)
 	if got := e.files()["cgpu.toml"]; got != after["cgpu.toml"] {
 		t.Errorf("with a runtime left: %q", got)
 	}
@@ -408,7 +422,8 @@ func TestInstallKubernetes(t *testing.T) {
 		t.Errorf("left after a refusal: %q", got)
 	}
 	for args, want := range map[string]string{
-		"install docker --kubernetes --config c.toml":                "error: install: --kubernetes: docker does not start the containers of pods",
+		"install docker --kubernetes --config c.toml": "error: install: --kubernetes: docker does not start the containers of " +
+			"pods",
 		"install containerd --pods allocated --config c.toml":        `error: install: --pods "allocated": only with --kubernetes`,
 		"install containerd --kubernetes --pods any --config c.toml": `error: install: --pods "any": want "allocated" or "gpushare"`,
 	} {
@@ -432,7 +447,8 @@ func TestInstallLinks(t *testing.T) {
 		if to, err := os.Readlink(link); err != nil || to != target {
 			t.Errorf("%s: the link leads to %q, %v", target, to, err)
 		}
-		if text, err := os.ReadFile(filepath.Join(e.dir, "managed", "daemon.json")); err != nil || !strings.Contains(string(text), "cgpu-runtime") {
+		if text, err := os.ReadFile(filepath.Join(e.dir, "managed", "daemon.json")); err != nil ||
+			!strings.Contains(string(text), "cgpu-runtime") {
 			t.Errorf("%s: %q, %v", target, text, err)
 		}
 		if out := e.cgpu("uninstall docker --config daemon.json"); strings.Contains(out, "error: ") {
@@ -441,7 +457,8 @@ func TestInstallLinks(t *testing.T) {
 		if to, err := os.Readlink(link); err != nil || to != target {
 			t.Errorf("%s: after uninstall the link leads to %q, %v", target, to, err)
 		}
-		if err := errors.Join(os.RemoveAll(filepath.Join(e.dir, "managed")), os.Remove(link), os.Remove(filepath.Join(e.config, "again.json"))); err != nil {
+		if err := errors.Join(os.RemoveAll(filepath.Join(e.dir, "managed")), os.Remove(link),
+			os.Remove(filepath.Join(e.config, "again.json"))); err != nil {
 			t.Fatal(err)
 		}
 	}

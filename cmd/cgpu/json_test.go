@@ -132,7 +132,8 @@ func fieldsOf(t *testing.T, typ reflect.Type, prefix string) (all []jsonField) {
 }
 
 // units are the ends of names, by kind. Of those without one, names are to be printed, or schema.Percent and schema.Seconds.
-var units = map[string]string{"bytes": "_bytes", "percent": "_percent", "seconds": "_seconds", "per mille": "?", "nanoseconds": "?", "code": "?"}
+var units = map[string]string{"bytes": "_bytes", "percent": "_percent", "seconds": "_seconds", "per mille": "?",
+	"nanoseconds": "?", "code": "?"}
 
 // kindOf says what a value is; inner is set for one with fields.
 func kindOf(typ reflect.Type) (kind string, inner reflect.Type) {

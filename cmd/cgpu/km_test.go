@@ -27,9 +27,11 @@ func TestKMOnce(t *testing.T) {
 	s.VGPUs[0].Used = quota.GiB
 	s.Processes = []api.ProcessStatus{{PID: 4711, NSPID: 7, Name: "python", Used: []quota.Bytes{quota.GiB}}}
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
-	n.Reserve(ledger.Record{ID: "silent", VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
+	n.Reserve(ledger.Record{ID: "silent", VGPUs: []ledger.VGPU{{UUID: nodetest.H200,
+		Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
 	out := cgpu("km --once")
-	for _, want := range []string{"0/abcdef012345/id:0\n", "0/abcdef012345/meminfo:Free: 3221225472\n0/abcdef012345/meminfo:PID: 4711 Mem: 1073741824\n",
+	for _, want := range []string{"0/abcdef012345/id:0\n",
+		"0/abcdef012345/meminfo:Free: 3221225472\n0/abcdef012345/meminfo:PID: 4711 Mem: 1073741824\n",
 		"0/abcdef012345/memsize:4294967296\n", "0/policy:1\n", "1/policy:2\n", "1/silent/weight:2\n", "1/free_weight:18\n", "version:0.0.0\n",
 		"cgpu: km: 1/silent/meminfo: what container silent uses is not known: "} {
 		if !strings.Contains(out, want) {

@@ -42,7 +42,8 @@ func newSimNode(t *testing.T) *simNode {
 	}
 	n.socket = filepath.Join(n.Dir, "sim.sock")
 	var err error
-	n.driver, err = sim.New(sim.Config{DriverVersion: "580.159.04", GPUs: []sim.GPU{{UUID: nodetest.T4, BusID: "0000:01:00.0", Memory: quota.GiB}}})
+	n.driver, err = sim.New(sim.Config{DriverVersion: "580.159.04",
+		GPUs: []sim.GPU{{UUID: nodetest.T4, BusID: "0000:01:00.0", Memory: quota.GiB}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +144,8 @@ func (n *simNode) noted(r ledger.Record) bool {
 
 func TestResumeWithoutGuard(t *testing.T) {
 	n := newSimNode(t)
-	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.MiB}}}})
+	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"),
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.MiB}}}})
 	n.pause(r, "0000:01:00.0")
 	if out := cgpu("resume web"); !strings.HasPrefix(out, "dead (web): resumed 1 channel; its guard is gone") || n.paused() || n.noted(r) {
 		t.Errorf("printed %s; paused %v, still noted %v", out, n.paused(), n.noted(r))
@@ -152,14 +154,16 @@ func TestResumeWithoutGuard(t *testing.T) {
 		t.Errorf("printed %s", out)
 	}
 	n.pause(r, "0000:77:00.0") // no such GPU: it cannot be asked to resume
-	if out := cgpu("resume web"); !strings.HasPrefix(out, "error: resume: container dead (web): its guard is gone, and what it had paused stays paused (") || !n.noted(r) {
+	if out := cgpu("resume web"); !strings.HasPrefix(out,
+		"error: resume: container dead (web): its guard is gone, and what it had paused stays paused (") || !n.noted(r) {
 		t.Errorf("printed %s; noted %v", out, n.noted(r))
 	}
 }
 
 func TestGCLeftovers(t *testing.T) {
 	n := newSimNode(t)
-	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.MiB}}}})
+	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"),
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.MiB}}}})
 	n.pause(r, "0000:01:00.0")
 	// While the guard lives it is not gc's business.
 	l, err := net.Listen("unix", filepath.Join(n.Dir, "g", "n.ctl"))

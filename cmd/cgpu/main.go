@@ -80,8 +80,10 @@ func app() *cli.App {
 		// -e A=0,1 is one variable.
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
-		Commands: []*cli.Command{smiCommand(), topCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(), slurmCommand(),
-			specCommand(), doctorCommand(), configCommand(), kmCommand(), exporterCommand(), webCommand(), healthCommand(), installCommand(), uninstallCommand(), upgradeCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
+		Commands: []*cli.Command{smiCommand(), topCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(),
+			pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(), slurmCommand(),
+			specCommand(), doctorCommand(), configCommand(), kmCommand(), exporterCommand(), webCommand(), healthCommand(), installCommand(),
+			uninstallCommand(), upgradeCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{noCommand(c.App, c.Args().First())}
@@ -148,7 +150,8 @@ func versionCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "version",
 		Usage: "print the version",
-		Description: "Bug reports want it, and the driver's, which cgpu smi prints first. In JSON it also has the version of what docs/json.md\n" +
+		Description: "Bug reports want it, and the driver's, which cgpu smi prints first. In JSON it also has the version of what " +
+			"docs/json.md\n" +
 			"describes (schema).\n\nExamples:\n   cgpu version\n   cgpu version -o json | jq .schema",
 		Flags:  []cli.Flag{outputFlag()},
 		Before: noArguments,
@@ -158,7 +161,8 @@ func versionCommand() *cli.Command {
 				return err
 			}
 			if inJSON {
-				return terminal.EncodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, schema.Version}, "  ")
+				return terminal.EncodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, schema.Version},
+					"  ")
 			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil

@@ -71,7 +71,8 @@ func TestMan(t *testing.T) {
 			}
 		}
 		if strings.HasSuffix(file, "cgpu-smi.1") {
-			for _, want := range []string{"cgpu-smi - show the GPUs", "--filter KEY=VALUE", "cgpu smi --json | jq '.gpus[].vgpus[] | {id, used_bytes, limit_bytes}'"} {
+			for _, want := range []string{"cgpu-smi - show the GPUs", "--filter KEY=VALUE",
+				"cgpu smi --json | jq '.gpus[].vgpus[] | {id, used_bytes, limit_bytes}'"} {
 				if !strings.Contains(string(out), want) {
 					t.Errorf("cgpu-smi.1 shows no %q:\n%s", want, out)
 				}

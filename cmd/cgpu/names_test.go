@@ -76,10 +76,11 @@ func TestAnnotatedName(t *testing.T) {
 	const nerdctl = `"nerdctl/namespace":"default","nerdctl/state-dir":"/var/lib/nerdctl/1935db59/containers/default/abcdef"`
 	for bundle, want := range map[string]string{
 		`{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main","io.kubernetes.pod.namespace":"ml"}}`: "ml/train-0/main",
-		`{"annotations":{"io.kubernetes.pod.name":"train-0"}}`:                                                                          "", // the pod's own
-		`{"annotations":{"nerdctl/name":"web",` + nerdctl + `}}`:                                                                        "web",
-		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", name.MaxLength+1) + `",` + nerdctl + `}}`:                              "",
-		`{"annotations":{"org.opencontainers.image.title":"web"}}`:                                                                      "",
+		// the pod's own
+		`{"annotations":{"io.kubernetes.pod.name":"train-0"}}`:                                             "",
+		`{"annotations":{"nerdctl/name":"web",` + nerdctl + `}}`:                                           "web",
+		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", name.MaxLength+1) + `",` + nerdctl + `}}`: "",
+		`{"annotations":{"org.opencontainers.image.title":"web"}}`:                                         "",
 	} {
 		if got := nameOf(nodetest.Docker{Bundle: bundle}.Make(t, ledger.Record{ID: "abcdef"})); got != want {
 			t.Errorf("%s: %q, want %q", bundle, got, want)
@@ -91,11 +92,13 @@ func TestAnnotatedName(t *testing.T) {
 func TestSameID(t *testing.T) {
 	n := nodetest.New(t)
 	for nonce, root := range map[string]string{"1111111111111111": "/run/a", "2222222222222222": "/run/b"} {
-		n.Reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
+		n.Reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true,
+			VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	}
 	for _, command := range []string{"set web --weight 2", "set we --weight 2", "pause web", "resume web", "inspect web"} {
 		out := cgpu(command)
-		for _, want := range []string{"may be ", `1111111111111111 (root "/run/a")`, " or ", `2222222222222222 (root "/run/b")`, ": give one of these\n"} {
+		for _, want := range []string{"may be ", `1111111111111111 (root "/run/a")`, " or ", `2222222222222222 (root "/run/b")`,
+			": give one of these\n"} {
 			if !strings.Contains(out, want) || strings.Count(out, "\n") != 1 {
 				t.Errorf("%s: printed %s", command, out)
 			}
@@ -131,7 +134,8 @@ func TestSameID(t *testing.T) {
 		}
 	}
 	for _, nonce := range []string{"3333333333333333", "4444444444444444"} { // with guards, which do not answer
-		n.Reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
+		n.Reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce,
+			VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	}
 	cgpu("pause 4444444444444444")
 	for nonce, want := range map[string]bool{"3333333333333333": false, "4444444444444444": true} {
@@ -150,7 +154,8 @@ func TestSameID(t *testing.T) {
 // The name stands wherever people look for it.
 func TestDockerNameShown(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(nodetest.Docker{Name: "/web\x1b[31m"}.Make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}}))
+	n.Reserve(nodetest.Docker{Name: "/web\x1b[31m"}.Make(t,
+		ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}}))
 	for args, want := range map[string]string{
 		"smi":                "web?[31m\n",
 		"smi --json":         `"name": "web\u001b[31m"`,

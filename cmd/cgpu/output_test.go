@@ -31,7 +31,8 @@ func TestJSONPlain(t *testing.T) {
 	}
 	for _, args := range []string{"smi --json", "ps -o json", "events -o json", "inspect abcdef", "spec --config " + config} {
 		out := cgpu(args)
-		if !strings.Contains(out, `web\u009b2J\u202e\u2066\u200b`) || strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && terminal.Acts(r) }) {
+		if !strings.Contains(out, `web\u009b2J\u202e\u2066\u200b`) ||
+			strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && terminal.Acts(r) }) {
 			t.Errorf("%s: printed %q", args, out)
 		}
 	}

@@ -84,18 +84,23 @@ func pause(c *cli.Context, paused bool) error {
 		text = fmt.Sprintf("%s: %s; it has not started yet\n", what, done)
 	case control.GuardGone:
 		if paused {
-			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back what it held", what)
+			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the "+
+				"container, then cgpu gc gives back what it held", what)
 		}
 		n, err := gc.ResumeLeftovers(gpusched.LeftoversFile(r.Socket))
 		if err != nil {
-			return fmt.Errorf("resume: container %s: its guard is gone, and what it had paused stays paused (%w); stop the container, then cgpu gc gives back what it held", what, err)
+			return fmt.Errorf("resume: container %s: its guard is gone, and what it had paused stays paused (%w); stop the container, then cgpu "+
+				"gc gives back what it held", what, err)
 		}
 		if n == 0 {
-			return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back what it held", what)
+			return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the "+
+				"container, then cgpu gc gives back what it held", what)
 		}
-		text = fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, terminal.Plural(n, "channel"))
+		text = fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what,
+			terminal.Plural(n, "channel"))
 	default:
-		return fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi", command, what, pauseWait, err, device.RunDir())
+		return fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi", command,
+			what, pauseWait, err, device.RunDir())
 	}
 	if inJSON {
 		return printContainer(c.App.Writer, device.RunDir(), r.Nonce)

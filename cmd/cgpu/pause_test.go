@@ -26,7 +26,9 @@ func fromJSON(t *testing.T, args string, v any) {
 
 func TestPause(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}, Native: nil})
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "web",
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}},
+			{UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}, Native: nil})
 	n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	// A guard that follows the ledger, the second GPU one question later than the first.
 	var asked atomic.Int64
@@ -83,8 +85,10 @@ func TestPauseWithoutGuard(t *testing.T) {
 	s.InitPID = 0
 	nodetest.FakeGuard(t, young.Control, nodetest.StatusLine(t, s))
 	for args, want := range map[string]string{
-		"pause dead":   "error: pause: container dead: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back",
-		"resume dead":  "error: resume: container dead: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back",
+		"pause dead": "error: pause: container dead: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the " +
+			"container, then cgpu gc gives back",
+		"resume dead": "error: resume: container dead: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the " +
+			"container, then cgpu gc gives back",
 		"pause young":  "young: paused; it has not started yet\n",
 		"resume young": "young: ",
 	} {

@@ -24,7 +24,8 @@ func policyCommand() *cli.Command {
 		Name:      "policy",
 		Usage:     "show or change how the containers of a GPU share its time",
 		ArgsUsage: "[GPU|all [POLICY]]",
-		Description: "GPU is an index, a UUID or a unique beginning of one, or several with commas between them. POLICY is fair, preempt, weight-preempt, fixed, soft or\n" +
+		Description: "GPU is an index, a UUID or a unique beginning of one, or several with commas between them. POLICY is fair, preempt, " +
+			"weight-preempt, fixed, soft or\n" +
 			"native, or its number, 0 to 5; docs/policies.md tells what each does. A change takes effect at once, and what\n" +
 			"the GPU's containers were promised must fit it. It lasts until the next boot; cgpu.toml has the policy of\n" +
 			"GPUs that were never changed.\n\n" +
@@ -32,7 +33,8 @@ func policyCommand() *cli.Command {
 			"Examples:\n   cgpu policy\n   cgpu policy 0 fixed --max-inst 8\n   cgpu policy all --prio-ratio 80",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "max-inst", Usage: fmt.Sprintf("`N`, 1 to %d: containers on the GPU", sched.MaxMaxInst), DefaultText: "unchanged"},
-			&cli.IntFlag{Name: "prio-ratio", Usage: fmt.Sprintf("`N`, %d to %d percent: the most for high-priority containers while others want it", sched.MinPrioRatio, sched.MaxPrioRatio), DefaultText: "unchanged"},
+			&cli.IntFlag{Name: "prio-ratio", Usage: fmt.Sprintf("`N`, %d to %d percent: the most for high-priority containers while others want it",
+				sched.MinPrioRatio, sched.MaxPrioRatio), DefaultText: "unchanged"},
 			outputFlag(),
 		},
 		Action: func(c *cli.Context) error {

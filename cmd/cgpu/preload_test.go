@@ -15,7 +15,9 @@ import (
 
 func TestSetPreload(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
+	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true,
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}},
+			{UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
 	nodetest.Occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
 	nodetest.Occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
 	type vgpu struct {
@@ -32,7 +34,9 @@ func TestSetPreload(t *testing.T) {
 		{"--memory 5GiB --gpu 1", "GPU 1: memory 4096MiB → 5120MiB", func() { want[1].limit = 5 * quota.GiB }},
 		{"--memory 2GiB", `error: set: --memory "2GiB": container abc uses 3072MiB of its 4096MiB on GPU 0`, nil},
 		{"--memory 2GiB --force", "GPU 0: memory 4096MiB → 2048MiB", func() { want[0].limit, want[1].limit = 2*quota.GiB, 2*quota.GiB }},
-		{"--spill 1GiB", `error: set: --spill: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot serve`, nil},
+		{"--spill 1GiB",
+			`error: set: --spill: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot serve`,
+			nil},
 		{"--percent 20", `error: set: --percent: container abc (web): only the preload library`, nil},
 		{"--priority high", `error: set: --priority: container abc (web): only the preload library`, nil},
 		{"--weight 4 --percent 20", `error: set: --percent`, nil},
@@ -90,7 +94,8 @@ func TestSetDriverLimits(t *testing.T) {
 			args, want string
 			limit      quota.Bytes
 		}{
-			{"--memory 3GiB --force", "error: container abc: its limit stays: the ledger does not say which cgroup is the container's", 4 * quota.GiB},
+			{"--memory 3GiB --force", "error: container abc: its limit stays: the ledger does not say which cgroup is the container's",
+				4 * quota.GiB},
 			{"--memory 5GiB", "error: container abc: it is in the ledger, but not with the driver: ", 5 * quota.GiB},
 			{"--weight 3", weight, 5 * quota.GiB},
 		} {
@@ -131,9 +136,11 @@ func TestDriverOnlyRefuses(t *testing.T) {
 
 func TestPreloadRefuses(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true,
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for _, tt := range []struct{ args, want string }{
-		{"pause abc", `error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
+		{"pause abc",
+			`error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
 		{"resume abc", `error: resume: container abc (web): only the preload library`},
 		{"policy 0 fair", `error: policy: GPU 0 (` + nodetest.T4 + `): policy fair needs a guard, and container "web" has none; choose preempt`},
 		{"policy 0 fixed", `error: policy: GPU 0`},

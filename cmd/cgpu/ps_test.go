@@ -17,13 +17,16 @@ import (
 func TestPSCommand(t *testing.T) {
 	n := nodetest.New(t)
 	for _, id := range []string{"aaaa", "bbbb"} {
-		r := n.Reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
+		r := n.Reserve(ledger.Record{ID: id, Name: "default/pod/" + id,
+			VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 		s := nodetest.Status(r)
-		s.Processes = []api.ProcessStatus{{PID: 100, NSPID: 1, Name: "python", Used: []quota.Bytes{quota.MiB}}, {PID: 101, Name: "idle", Used: []quota.Bytes{0}}}
+		s.Processes = []api.ProcessStatus{{PID: 100, NSPID: 1, Name: "python", Used: []quota.Bytes{quota.MiB}},
+			{PID: 101, Name: "idle", Used: []quota.Bytes{0}}}
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
 	}
 	const head = "CONTAINER  GPU  PID  INSIDE  USED  PROCESS  NAME\n"
-	const a, b = "aaaa       0    100  1       1MiB  python   default/pod/aaaa\n", "bbbb       0    100  1       1MiB  python   default/pod/bbbb\n"
+	const a, b = "aaaa       0    100  1       1MiB  python   default/pod/aaaa\n",
+		"bbbb       0    100  1       1MiB  python   default/pod/bbbb\n"
 	for args, want := range map[string]string{
 		"ps":                              head + a + b,
 		"ps --container default/pod/bbbb": head + b,
@@ -39,7 +42,9 @@ func TestPSCommand(t *testing.T) {
 		}
 	}
 	var list []schema.GPUProcess
-	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (schema.GPUProcess{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1, Used: quota.MiB, Process: "python"}) {
+	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 ||
+		list[0] != (schema.GPUProcess{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1,
+			Used: quota.MiB, Process: "python"}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

@@ -218,7 +218,8 @@ func flagRows(c *cli.Command) (rows []referenceRow) {
 		if text := strings.Trim(d.GetDefaultText(), `"`); text != "" && text != "false" {
 			values = strings.TrimSpace(values + " (" + text + ")")
 		}
-		rows = append(rows, referenceRow{"cgpu " + c.Name + " " + strings.Join(names, ", "), "flag", values, placeholder.ReplaceAllString(d.GetUsage(), "$1")})
+		rows = append(rows, referenceRow{"cgpu " + c.Name + " " + strings.Join(names, ", "), "flag", values,
+			placeholder.ReplaceAllString(d.GetUsage(), "$1")})
 	}
 	return rows
 }

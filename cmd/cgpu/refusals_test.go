@@ -18,9 +18,11 @@ import (
 // The sources of what a user may read when a container does not start.
 var refusing = []string{
 	"../../pkg/quota/*.go", "../../pkg/admit/*.go", "../../pkg/ledger/*.go",
-	"../../pkg/spec/*.go", "../../pkg/launch/*.go", "../../pkg/sched/policy.go", "../../pkg/sched/share.go", "../../pkg/rm/abi.go", "../../pkg/rm/version.go",
+	"../../pkg/spec/*.go", "../../pkg/launch/*.go", "../../pkg/sched/policy.go", "../../pkg/sched/share.go", "../../pkg/rm/abi.go",
+	"../../pkg/rm/version.go",
 	"../../pkg/device/load.go", "../../pkg/alloc/*.go", "../cgpu-runtime/*.go", "../cgpu-podresources/*.go",
-	"../../pkg/decision/*.go", "../../pkg/nri/*.go", "../cgpu-hook/main.go", "../cgpu-hook/job.go", "../cgpu-hook/root.go", "../cgpu-hook/ldcache.go", "../../pkg/inside/inside.go",
+	"../../pkg/decision/*.go", "../../pkg/nri/*.go", "../cgpu-hook/main.go", "../cgpu-hook/job.go", "../cgpu-hook/root.go",
+	"../cgpu-hook/ldcache.go", "../../pkg/inside/inside.go",
 	"../../pkg/nvmlclient/limits.go", "../cgpu-refresh/limits.go",
 }
 
@@ -96,7 +98,8 @@ func refusals(t *testing.T) (all []refusal) {
 				text := flat(e)
 				if twoWords.MatchString(text) && strings.HasPrefix(text, start) {
 					p := set.Position(e.Pos())
-					all = append(all, refusal{filepath.Base(filepath.Dir(p.Filename)) + "/" + filepath.Base(p.Filename) + ":" + strconv.Itoa(p.Line), text})
+					all = append(all, refusal{filepath.Base(filepath.Dir(p.Filename)) + "/" + filepath.Base(p.Filename) + ":" + strconv.Itoa(p.Line),
+						text})
 				}
 			}
 			ast.Inspect(file, func(n ast.Node) bool {

@@ -36,7 +36,8 @@ func runCommand() *cli.Command {
 			"when its last process ends. It takes root to set up; the command runs as the user who called sudo.\n\n" +
 			"Exit status: the command's; 127 if it was not found, 126 if it could not be started, 125 if there was no GPU for\n" +
 			"it, 2 for a command line that cannot be understood.\n\n" +
-			"Examples:\n   sudo cgpu run --memory 6GiB -- python3 train.py\n   sudo cgpu run --memory 6GiB --spill 4GiB --weight 2 --name web -- ./serve --port 8000\n" +
+			"Examples:\n   sudo cgpu run --memory 6GiB -- python3 train.py\n   sudo cgpu run --memory 6GiB --spill 4GiB --weight 2 --name web -- " +
+			"./serve --port 8000\n" +
 			"   sudo cgpu run --memory 20GiB --gpu 1 --percent 40 -- bash -l",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 6GiB; on each GPU"},
@@ -44,7 +45,8 @@ func runCommand() *cli.Command {
 			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "1"},
 			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time"},
 			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high", DefaultText: "default"},
-			&cli.StringFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "`GPU`: index, UUID, several with commas between them, or all", DefaultText: "the node chooses"},
+			&cli.StringFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "`GPU`: index, UUID, several with commas between them, or all",
+				DefaultText: "the node chooses"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` for cgpu smi and cgpu set", DefaultText: "the command's"},
 			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
 			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},
@@ -176,8 +178,9 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return err
 	}
-	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runGuardName}, Refused: func(err error) error { return runRefused(c, err) },
-		Run: hostrun.Run{RunDir: device.RunDir(), User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)}})
+	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runGuardName},
+		Refused: func(err error) error { return runRefused(c, err) },
+		Run:     hostrun.Run{RunDir: device.RunDir(), User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)}})
 }
 
 // inheritedKey is where main keeps in the App what it has settled of this process, for the command to have it again.
@@ -191,7 +194,8 @@ func inherited(a *cli.App) hostrun.Inherited {
 // runUser decides who the command runs as. A user who may use sudo for cgpu run only must not name the files that it trusts.
 func runUser(c *cli.Context) (hostrun.User, error) {
 	if os.Geteuid() != 0 {
-		return hostrun.User{}, errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
+		return hostrun.User{},
+			errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
 	}
 	caller := hostrun.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
 	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG"} {

@@ -37,18 +37,25 @@ func TestRunQuota(t *testing.T) {
 		args string
 		err  string
 	}{
-		{line: "--memory 6GiB -- x", want: quota.Quota{Memory: fixed(6 * quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "x"},
+		{line: "--memory 6GiB -- x", want: quota.Quota{Memory: fixed(6 * quota.GiB),
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "x"},
 		{line: "--memory 6GiB --spill 1GiB --weight 3 --percent 40 --priority high --gpu 1,GPU-ab --no-limiter x",
-			want: quota.Quota{Memory: fixed(6 * quota.GiB), Slice: quota.Slice{Spill: quota.GiB, Share: quota.Share{Weight: 3, Percent: 40, Priority: quota.PriorityHigh}}, NoLimiter: true,
+			want: quota.Quota{Memory: fixed(6 * quota.GiB),
+				Slice: quota.Slice{Spill: quota.GiB, Share: quota.Share{Weight: 3, Percent: 40, Priority: quota.PriorityHigh}}, NoLimiter: true,
 				Visible: quota.Selector{IDs: []string{"1", "GPU-ab"}}}, args: "x"},
-		{line: "--memory 1GiB --gpu all x", want: quota.Quota{Memory: fixed(quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}, Visible: quota.Selector{All: true}}, args: "x"},
+		{line: "--memory 1GiB --gpu all x", want: quota.Quota{Memory: fixed(quota.GiB),
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}, Visible: quota.Selector{All: true}}, args: "x"},
 		// What follows the command is the command's.
-		{line: "--memory 1GiB python3 train.py --weight 3 --memory 2", want: quota.Quota{Memory: fixed(quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "python3 train.py --weight 3 --memory 2"},
-		{line: "--memory 1GiB -- -x", want: quota.Quota{Memory: fixed(quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "-x"},
+		{line: "--memory 1GiB python3 train.py --weight 3 --memory 2",
+			want: quota.Quota{Memory: fixed(quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}},
+			args: "python3 train.py --weight 3 --memory 2"},
+		{line: "--memory 1GiB -- -x", want: quota.Quota{Memory: fixed(quota.GiB),
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "-x"},
 		{line: "x", err: "want --memory SIZE"},
 		{line: "--weight 2 x", err: "want --memory SIZE"},
 		{line: "--memory 6TB x", err: `--memory "6TB": is no size`},
-		{line: "--memory 6 x", want: quota.Quota{Memory: fixed(6 * quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "x"},
+		{line: "--memory 6 x", want: quota.Quota{Memory: fixed(6 * quota.GiB),
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "x"},
 		{line: "--memory 1GiB --spill x x", err: `--spill "x"`},
 		{line: "--memory 1GiB --percent 101 x", err: `--percent "101"`},
 		{line: "--memory 1GiB --priority low x", err: `--priority "low"`},
@@ -86,13 +93,18 @@ func TestRunRefused(t *testing.T) {
 		err  error
 		want string
 	}{
-		{&quota.Error{Variable: "ALIYUN_COM_GPU_MEM_CONTAINER", Value: "99GiB", Reason: "is too much", Remedy: "or set ALIYUN_COM_GPU_MEM_DEV"}, `run: --memory "1GiB": is too much; ask for less`},
-		{&quota.Error{Variable: "ALIYUN_COM_GPU_VISIBLE_DEVICES", Value: "7", Reason: "is none"}, `run: --gpu "7": is none; cgpu smi lists the GPUs of this machine`},
-		{&quota.Error{Variable: "ALIYUN_COM_GPU_CORE_PERCENTAGE", Value: "30", Reason: "is not free", Remedy: "wait"}, `run: --percent "30": is not free; wait`},
+		{&quota.Error{Variable: "ALIYUN_COM_GPU_MEM_CONTAINER", Value: "99GiB", Reason: "is too much", Remedy: "or set ALIYUN_COM_GPU_MEM_DEV"},
+			`run: --memory "1GiB": is too much; ask for less`},
+		{&quota.Error{Variable: "ALIYUN_COM_GPU_VISIBLE_DEVICES", Value: "7", Reason: "is none"},
+			`run: --gpu "7": is none; cgpu smi lists the GPUs of this machine`},
+		{&quota.Error{Variable: "ALIYUN_COM_GPU_CORE_PERCENTAGE", Value: "30", Reason: "is not free", Remedy: "wait"},
+			`run: --percent "30": is not free; wait`},
 		{&quota.Error{Variable: "CGPU_MEM_SPILL", Reason: "is not free"}, `run: --spill "2GiB": is not free`},
-		{fmt.Errorf("x: %w", &ledger.Refusal{GPU: gpu, Reason: "asked for much", Remedy: "wait"}), `run: --memory "1GiB": GPU 0 (GPU-1): asked for much; wait`},
+		{fmt.Errorf("x: %w", &ledger.Refusal{GPU: gpu, Reason: "asked for much", Remedy: "wait"}),
+			`run: --memory "1GiB": GPU 0 (GPU-1): asked for much; wait`},
 		{&ledger.Refusal{Reason: "asked for much", Remedy: "wait"}, `run: --memory "1GiB": asked for much; wait`},
-		{&ledger.Refusal{GPU: gpu, Time: true, Reason: "its policy is native", Remedy: "choose another"}, `GPU 0 (GPU-1): its policy is native; choose another`},
+		{&ledger.Refusal{GPU: gpu, Time: true, Reason: "its policy is native", Remedy: "choose another"},
+			`GPU 0 (GPU-1): its policy is native; choose another`},
 		{errors.New("other"), "other"},
 	} {
 		asRun(t, "--memory 1GiB --gpu 7 --percent 30 --spill 2GiB x", func(c *cli.Context) {

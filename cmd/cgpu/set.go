@@ -28,14 +28,16 @@ func setCommand() *cli.Command {
 			"What was promised to others stays theirs: a change that does not fit beside it is refused. It takes effect at once,\n" +
 			"for memory at the next allocation, and lasts until the container is deleted or restarted. In JSON it prints the container as\n" +
 			"cgpu smi -o json does.\n\n" +
-			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set web --spill 4GiB\n   cgpu set 3f2a --gpu 1 --percent 40",
+			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set web --spill 4GiB\n   cgpu set " +
+			"3f2a --gpu 1 --percent 40",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 8GiB"},
 			&cli.StringFlag{Name: "spill", Usage: "`SIZE` of host memory beyond the limit, such as 4GiB; or none"},
 			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "unchanged"},
 			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time; or none"},
 			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high"},
-			&cli.StringFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "change only what the container has of this `GPU` (index or UUID), or of several with commas between them"},
+			&cli.StringFlag{Name: "gpu", Aliases: []string{"i"},
+				Usage: "change only what the container has of this `GPU` (index or UUID), or of several with commas between them"},
 			outputFlag(),
 			&cli.BoolFlag{Name: "force", Usage: "set a memory limit or spill below what is in use: new allocations then fail until it fits"},
 		},
@@ -203,9 +205,11 @@ func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.C
 		if r.DriverOnly {
 			who = "driver alone counts it"
 		}
-		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, s.Unknown)
+		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway",
+			about, who, s.Unknown)
 	}
-	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits", about, uses, s.Use.Index)
+	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits",
+		about, uses, s.Use.Index)
 }
 
 // refusedFlag names the flag that the ledger's refusal is about.

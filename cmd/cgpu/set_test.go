@@ -15,7 +15,8 @@ import (
 func TestSet(t *testing.T) {
 	const full = "abcdef0123456789"
 	is := func(uuid string, gib quota.Bytes, weight, percent int, priority quota.Priority) ledger.VGPU {
-		return ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Weight: weight, Percent: percent, Priority: priority}}}
+		return ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: gib * quota.GiB,
+			Share: quota.Share{Weight: weight, Percent: percent, Priority: priority}}}
 	}
 	for _, tt := range []struct {
 		args, out string
@@ -23,17 +24,23 @@ func TestSet(t *testing.T) {
 	}{
 		{"abc --weight 3", "abcdef012345 (default/web-0/main), GPU 0: weight 1 → 3\nabcdef012345 (default/web-0/main), GPU 1: weight 1 → 3\n",
 			[]ledger.VGPU{is(nodetest.T4, 4, 3, 20, 1), is(nodetest.H200, 4, 3, 0, 1)}},
-		{"default/web-0/main --memory 8GiB --weight 1 --percent 40 --priority high --gpu 1", "GPU 1: memory 4096MiB → 8192MiB, percent none → 40, priority default → high\n",
+		{"default/web-0/main --memory 8GiB --weight 1 --percent 40 --priority high --gpu 1",
+			"GPU 1: memory 4096MiB → 8192MiB, percent none → 40, priority default → high\n",
 			[]ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 8, 1, 40, 2)}},
-		{"--priority best-effort " + full + " --percent none", "GPU 0: percent 20 → none, priority default → best-effort\nabcdef012345 (default/web-0/main), GPU 1: priority default → best-effort\n",
+		{"--priority best-effort " + full + " --percent none",
+			"GPU 0: percent 20 → none, priority default → best-effort\nabcdef012345 (default/web-0/main), GPU 1: priority default → best-effort\n",
 			[]ledger.VGPU{is(nodetest.T4, 4, 1, 0, 0), is(nodetest.H200, 4, 1, 0, 0)}},
-		{"abc --percent 20 --gpu GPU-0", "GPU 0: nothing to change\n", []ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 4, 1, 0, 1)}},
+		{"abc --percent 20 --gpu GPU-0", "GPU 0: nothing to change\n",
+			[]ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 4, 1, 0, 1)}},
 		{"abc --memory 3GiB", "GPU 0: memory 4096MiB → 3072MiB\nabcdef012345 (default/web-0/main), GPU 1: memory 4096MiB → 3072MiB\n",
 			[]ledger.VGPU{is(nodetest.T4, 3, 1, 20, 1), is(nodetest.H200, 3, 1, 0, 1)}},
-		{"abc --memory 2GiB --gpu 1", "GPU 1: memory 4096MiB → 2048MiB\n", []ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 2, 1, 0, 1)}},
-		{"abc --memory 2GiB --force", "GPU 0: memory 4096MiB → 2048MiB\n", []ledger.VGPU{is(nodetest.T4, 2, 1, 20, 1), is(nodetest.H200, 2, 1, 0, 1)}},
+		{"abc --memory 2GiB --gpu 1", "GPU 1: memory 4096MiB → 2048MiB\n",
+			[]ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 2, 1, 0, 1)}},
+		{"abc --memory 2GiB --force", "GPU 0: memory 4096MiB → 2048MiB\n",
+			[]ledger.VGPU{is(nodetest.T4, 2, 1, 20, 1), is(nodetest.H200, 2, 1, 0, 1)}},
 
-		{args: "abc --memory 2GiB", out: `error: set: --memory "2GiB": container abcdef012345 uses 3072MiB of its 4096MiB on GPU 0: free some first; --force sets`},
+		{args: "abc --memory 2GiB",
+			out: `error: set: --memory "2GiB": container abcdef012345 uses 3072MiB of its 4096MiB on GPU 0: free some first; --force sets`},
 		{"abc --weight 3 --gpu 0,1", "GPU 0: weight 1 → 3\nabcdef012345 (default/web-0/main), GPU 1: weight 1 → 3\n",
 			[]ledger.VGPU{is(nodetest.T4, 4, 3, 20, 1), is(nodetest.H200, 4, 3, 0, 1)}},
 		{"abc --weight 3 -i 1", "GPU 1: weight 1 → 3\n", []ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 4, 3, 0, 1)}},
@@ -41,17 +48,23 @@ func TestSet(t *testing.T) {
 		{args: "abc --weight 3 --gpu 0,", out: `error: set: --gpu: GPU "": there is none`},
 		{args: "other --weight 3 --gpu 0,1", out: `has no slice of GPU ` + nodetest.H200},
 		{args: "abc --memory 15GiB", out: `error: set: --memory "15GiB": is 15360MiB: want 64MiB to the 15109MiB of GPU 0`},
-		{args: "abc --memory 6000", out: `error: set: --memory "6000": is 6144000MiB: want 64MiB to the 15109MiB of GPU 0; a number alone is GiB, 6000MiB are MiB`},
+		{args: "abc --memory 6000",
+			out: `error: set: --memory "6000": is 6144000MiB: want 64MiB to the 15109MiB of GPU 0; a number alone is GiB, 6000MiB are MiB`},
 		{args: "abc --memory 1MiB", out: `error: set: --memory "1MiB": is 1MiB: want 64MiB to`},
-		{args: "abc --memory 11GiB", out: `error: set: --memory "11GiB": GPU 0 (` + nodetest.T4 + `): asked for 11264MiB, but 11013MiB are free of 15109MiB, beside 1 container; stop`},
-		{args: "abc --percent 41", out: `error: set: --percent "41": GPU 0 (` + nodetest.T4 + `): asked for 41 % of the GPU's time, but 40 % are free; stop`},
+		{args: "abc --memory 11GiB", out: `error: set: --memory "11GiB": GPU 0 (` + nodetest.T4 +
+			`): asked for 11264MiB, but 11013MiB are free of 15109MiB, beside 1 container; stop`},
+		{args: "abc --percent 41", out: `error: set: --percent "41": GPU 0 (` + nodetest.T4 +
+			`): asked for 41 % of the GPU's time, but 40 % are free; stop`},
 		{args: "abc --gpu 7 --weight 2", out: `error: set: --gpu: GPU "7": there is none`},
 		{args: "other --gpu 1 --weight 2", out: `has no slice of GPU ` + nodetest.H200},
 		{args: "x --weight 2", out: `no such container`},
 	} {
 		n := nodetest.New(t)
-		r := n.Reserve(ledger.Record{ID: full, Name: "default/web-0/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Percent: 20}}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
-		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Percent: 60}}}}})
+		r := n.Reserve(ledger.Record{ID: full, Name: "default/web-0/main",
+			VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Percent: 20}}},
+				{UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
+		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+			Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Percent: 60}}}}})
 		s := nodetest.Status(r)
 		s.VGPUs[0].Used = 3 * quota.GiB
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
@@ -80,17 +93,25 @@ func TestSetSpill(t *testing.T) {
 		{"abc --spill 512MiB --gpu 1", "abc, GPU 1: spill none → 512MiB\n", [2]quota.Bytes{quota.GiB, 512 * quota.MiB}},
 		{"abc --spill none --gpu 1", "nothing to change", [2]quota.Bytes{quota.GiB, 0}},
 		{"abc --spill 3GiB", "", [2]quota.Bytes{3 * quota.GiB, 3 * quota.GiB}},
-		{"abc --spill 4GiB", `error: set: --spill "4GiB": asked for 8192MiB of spill on 2 GPUs together, but 6144MiB are free of the node's 8192MiB; ask for less`, [2]quota.Bytes{quota.GiB, 0}},
-		{"abc --spill 512MiB", `error: set: --spill "512MiB": container abc has spilled 768MiB on GPU 0: free some first; --force`, [2]quota.Bytes{quota.GiB, 0}},
+		{"abc --spill 4GiB",
+			`error: set: --spill "4GiB": asked for 8192MiB of spill on 2 GPUs together, but 6144MiB are free of the node's 8192MiB; ask for less`,
+			[2]quota.Bytes{quota.GiB, 0}},
+		{"abc --spill 512MiB", `error: set: --spill "512MiB": container abc has spilled 768MiB on GPU 0: free some first; --force`,
+			[2]quota.Bytes{quota.GiB, 0}},
 		{"abc --spill none", `error: set: --spill "none": container abc has spilled 768MiB on GPU 0`, [2]quota.Bytes{quota.GiB, 0}},
 		{"abc --spill 0 --force", "GPU 0: spill 1024MiB → none\n", [2]quota.Bytes{0, 0}},
 		{"abc --spill 800MiB", "GPU 0: spill 1024MiB → 800MiB\n", [2]quota.Bytes{800 * quota.MiB, 800 * quota.MiB}},
-		{"abc --spill 2GiB --memory 1GiB", `error: set: --memory "1GiB": container abc uses 2048MiB of its 4096MiB on GPU 0`, [2]quota.Bytes{quota.GiB, 0}},
-		{"mute --spill 1GiB", `error: set: --spill "1GiB": container mute has more, and what it uses is not known, because its guard does not answer`, [2]quota.Bytes{quota.GiB, 0}},
+		{"abc --spill 2GiB --memory 1GiB", `error: set: --memory "1GiB": container abc uses 2048MiB of its 4096MiB on GPU 0`,
+			[2]quota.Bytes{quota.GiB, 0}},
+		{"mute --spill 1GiB",
+			`error: set: --spill "1GiB": container mute has more, and what it uses is not known, because its guard does not answer`,
+			[2]quota.Bytes{quota.GiB, 0}},
 	} {
 		n := nodetest.New(t)
-		r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB, Spill: quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
-		n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Spill: 2 * quota.GiB}}}})
+		r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+			Slice: quota.Slice{Limit: 4 * quota.GiB, Spill: quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
+		n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+			Slice: quota.Slice{Limit: quota.GiB, Spill: 2 * quota.GiB}}}})
 		s := nodetest.Status(r)
 		s.VGPUs[0].Used, s.VGPUs[0].Spilled = 2*quota.GiB, 768*quota.MiB
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
@@ -107,7 +128,8 @@ func TestSetSpill(t *testing.T) {
 // Without a guard nobody knows what is in use: only more is given without --force.
 func TestSetMemoryWithoutGuard(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}})
+	n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}},
+		{UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for _, tt := range []struct{ args, out string }{
 		{"--memory 3GiB", `its guard does not answer`},
 		{"--memory 5GiB", `memory 4096MiB → 5120MiB`},

@@ -117,7 +117,8 @@ func slurmSlice(c *cli.Context, policy slurm.Policy, runDir string) error {
 	if err != nil {
 		return err
 	}
-	run := runner.Command{Quota: q, Name: c.String("name"), Refused: func(err error) error { return runRefused(c, err) }, Run: hostrun.Run{RunDir: runDir}}
+	run := runner.Command{Quota: q, Name: c.String("name"), Refused: func(err error) error { return runRefused(c, err) },
+		Run: hostrun.Run{RunDir: runDir}}
 	task := runner.Task{PID: c.Int("pid"), Owners: owners, Budgets: budgets}
 	return runner.Prepare(run, task, func(fence hostrun.Fence, table *device.Table) error {
 		return slurmSay(slurmAnswer{kind: answerGuarded, majors: hostrun.Majors(table.Nodes), program: fence.Program, text: string(fence.State),

@@ -24,18 +24,21 @@ func smiCommand() *cli.Command {
 		Name:  "smi",
 		Usage: "show the GPUs, who shares them, and what is used",
 		Description: "USED is what cgpu charges: allocations and contexts of containers with a vGPU. OUTSIDE is what\n" +
-			"other programs use on the same GPUs, where that is 256 MiB or more (-o json: any amount). SPILL, where a container has any, is host memory\n" +
+			"other programs use on the same GPUs, where that is 256 MiB or more (-o json: any amount). SPILL, where a container has any, is host " +
+			"memory\n" +
 			"used in place of the GPU's, of what it may use; it is not in USED. UTIL is the part of the GPU's time in the last\n" +
 			"second (without lines: of what the container was entitled to then), where the driver tells it.\n\n" +
 			"On a terminal -o table draws lines around its columns, where they fit; -o plain, and a pipe, have columns only.\n\n" +
 			filterHelp + "\n\n" +
-			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi -i 0,1 --filter state=paused\n   cgpu smi --container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used_bytes, limit_bytes}'",
+			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi -i 0,1 --filter state=paused\n   cgpu smi " +
+			"--container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used_bytes, limit_bytes}'",
 		ArgsUsage: " ",
 		Flags: append(filterFlags(),
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, plain, wide or json", Value: "table"},
 			&cli.BoolFlag{Name: "json", Usage: "the same as -o json"},
 			&cli.BoolFlag{Name: "list-gpus", Aliases: []string{"L"}, Usage: "list the GPUs and their UUIDs, as nvidia-smi -L does"},
-			&cli.GenericFlag{Name: "watch", Usage: "show it again every `[SECONDS]`, every second when none are given, until Ctrl-C", Value: new(seconds), DefaultText: "once"},
+			&cli.GenericFlag{Name: "watch", Usage: "show it again every `[SECONDS]`, every second when none are given, until Ctrl-C",
+				Value: new(seconds), DefaultText: "once"},
 		),
 		Action: func(c *cli.Context) error {
 			every, err := interval(c)

@@ -57,7 +57,8 @@ func specCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			d := dryrun.DryRun{RunDir: device.RunDir(), Version: version, Table: c.String("table"), Hook: hook, ID: idOf(path), Folder: filepath.Dir(path)}
+			d := dryrun.DryRun{RunDir: device.RunDir(), Version: version, Table: c.String("table"), Hook: hook, ID: idOf(path),
+				Folder: filepath.Dir(path)}
 			edited, reasons, err := d.Edit(raw, c.StringSlice("e"))
 			if err != nil {
 				return err

@@ -26,7 +26,8 @@ func TestSpecOfRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	most := fmt.Sprintf("ALIYUN_COM_GPU_MEM_CONTAINER=%dMiB", memory/2/quota.MiB)
-	n.Reserve(ledger.Record{ID: "web", Nonce: "1111111111111111", Root: "/run/a", Bundle: mine, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: memory * 3 / 4}}}})
+	n.Reserve(ledger.Record{ID: "web", Nonce: "1111111111111111", Root: "/run/a", Bundle: mine,
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: memory * 3 / 4}}}})
 	for folder, fits := range map[string]bool{mine: true, other: false} {
 		d := dryrun.DryRun{RunDir: n.Dir, Hook: "/h", ID: "web", Folder: folder}
 		if _, _, err := d.Edit(raw, []string{most, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}); (err == nil) != fits {
@@ -104,7 +105,8 @@ func TestCommandLine(t *testing.T) {
 		{args: "spec --bundle /nowhere", err: "/nowhere/config.json"},
 		{args: "spec --config " + config, out: `"ociVersion"`, note: "passed through unchanged"},
 		{args: "spec --config " + config + " -e ALIYUN_COM_GPU_MEM_CONTAINER=6", err: "cgpu refresh makes it anew"},
-		{args: "spec --explain --table ../../pkg/node/nodetest/node.json --config " + config + " -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1",
+		{args: "spec --explain --table ../../pkg/node/nodetest/node.json --config " + config +
+			" -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1",
 			out: "VISIBLE_DEVICES=0,1\n"}, // one variable, not two
 	} {
 		var out, note bytes.Buffer

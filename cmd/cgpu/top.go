@@ -21,8 +21,10 @@ func topCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "top",
 		Usage: "watch GPUs and containers, full screen",
-		Description: "GPU% is the part of the GPU's time that a container got, DUE% what its share of the GPU's busy time would have been, while it\n" +
-			"had work. HISTORY is what it got in the last three minutes, as far as cgpu top has been looking and there is room. Memory is in GiB,\n" +
+		Description: "GPU% is the part of the GPU's time that a container got, DUE% what its share of the GPU's busy time would have been, " +
+			"while it\n" +
+			"had work. HISTORY is what it got in the last three minutes, as far as cgpu top has been looking and there is room. Memory is in " +
+			"GiB,\n" +
 			"as cgpu smi counts it.\n\n" +
 			"Keys: q quits, arrows choose a row and the column to sort by, r turns the order around, / finds by name, ID or state, p pauses,\n" +
 			"and h shows all keys. Where output or input is no terminal, and with --once, it prints what it sees in one interval, and ends.\n\n" +

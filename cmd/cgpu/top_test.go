@@ -77,7 +77,8 @@ func startTop(t *testing.T, dir string, env ...string) *session {
 	}
 	s.before = *before
 	s.cmd = exec.Command(os.Args[0], "-test.run=^TestHelperTop$")
-	s.cmd.Env = append(os.Environ(), append([]string{helperTop + "=" + dir, "CGPU_RUN_DIR=" + dir, "TERM=xterm", "LANG=C.UTF-8", "LC_ALL="}, env...)...)
+	s.cmd.Env = append(os.Environ(), append([]string{helperTop + "=" + dir, "CGPU_RUN_DIR=" + dir, "TERM=xterm", "LANG=C.UTF-8", "LC_ALL="},
+		env...)...)
 	s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr = term, term, term
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := s.cmd.Start(); err != nil {
@@ -184,7 +185,8 @@ func (s *session) written(text string) string {
 func TestTopTerminal(t *testing.T) {
 	n := nodetest.New(t)
 	for _, name := range []string{"web", "evil\x1b[2J"} {
-		r := n.Reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 3}}}}})
+		r := n.Reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name,
+			VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 3}}}}})
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	}
 	first := shows("cgpu top", "2 vGPUs", "web", "evil?[2J", "6.0G", "running")
@@ -264,7 +266,8 @@ func TestTopTerminal(t *testing.T) {
 // TestTopOnce: where there is no terminal, a frame of two looks.
 func TestTopOnce(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB}}}})
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web",
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB}}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	got := cgpu("top --once --interval 0.1")
 	if !shows("1 vGPU\n", "web", "6.0G", "Tesla T4")(strings.ReplaceAll(got, "  ", "\n")+got) || strings.Contains(got, "\x1b") {

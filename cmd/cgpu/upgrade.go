@@ -36,7 +36,8 @@ func upgradeCommand() *cli.Command {
 		Name:      "upgrade",
 		Usage:     "have the guards of running containers go on as the installed version",
 		ArgsUsage: "[CONTAINER]",
-		Description: "A container keeps the guard that it was started with. This has it replaced while the container runs: GPU calls wait for some\n" +
+		Description: "A container keeps the guard that it was started with. This has it replaced while the container runs: GPU calls wait for " +
+			"some\n" +
 			"milliseconds meanwhile, none fails. Where the other program cannot go on with what the guard has, or something does not come to\n" +
 			"rest in time, the guard stays what it is, and a line says why. It can be stopped at any moment and called again.\n" +
 			containerHelp + "\n\n" +
@@ -44,7 +45,8 @@ func upgradeCommand() *cli.Command {
 			"   cgpu upgrade --all -o json | jq '.containers[] | select(.outcome == \"failed\")'",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "all", Usage: "every container that runs"},
-			&cli.StringFlag{Name: "program", Usage: "go on as the cgpu-guard at `PATH`, such as one of a version before", DefaultText: "the one beside cgpu"},
+			&cli.StringFlag{Name: "program", Usage: "go on as the cgpu-guard at `PATH`, such as one of a version before",
+				DefaultText: "the one beside cgpu"},
 			&cli.IntFlag{Name: "parallel", Usage: "`N`, 1 to 64: so many at a time", Value: upgradeParallel},
 			outputFlag(),
 		},

@@ -23,10 +23,12 @@ func webCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "web",
 		Usage: "show GPUs and containers in a browser",
-		Description: "It serves one page until SIGTERM or Ctrl-C: the node's GPUs, who has and gets what, and the last hour, as far as it has been running. It\n" +
+		Description: "It serves one page until SIGTERM or Ctrl-C: the node's GPUs, who has and gets what, and the last hour, as far as it has " +
+			"been running. It\n" +
 			"changes nothing, and containers live without it. Only this machine reaches it, unless --listen says otherwise; from elsewhere:\n" +
 			"ssh -L 9472:127.0.0.1:9472 NODE.\n\n" +
-			"--web-config and --token-file are as for cgpu exporter; a browser asks for the token as a password, with any name. Requests must be for\n" +
+			"--web-config and --token-file are as for cgpu exporter; a browser asks for the token as a password, with any name. Requests must be " +
+			"for\n" +
 			"an address, localhost, this machine's name, the host of --listen or a --host, so that no other site's page can read this one.\n\n" +
 			"Examples:\n   sudo cgpu web\n   sudo cgpu web --listen :9472 --web-config /etc/cgpu/web.yml --host gpu1.example.com",
 		Flags:  listenFlags("127.0.0.1:9472"),
@@ -74,7 +76,8 @@ func hostsOf(c *cli.Context) []string {
 }
 
 func listenOptions(c *cli.Context) (server.Options, error) {
-	o := server.Options{Listen: c.String("listen"), WebConfig: c.String("web-config"), TokenFile: c.String("token-file"), Insecure: c.Bool("insecure"),
-		Log: slog.New(slog.NewTextHandler(c.App.ErrWriter, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	o := server.Options{Listen: c.String("listen"), WebConfig: c.String("web-config"), TokenFile: c.String("token-file"),
+		Insecure: c.Bool("insecure"),
+		Log:      slog.New(slog.NewTextHandler(c.App.ErrWriter, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 	return o, o.Check()
 }

@@ -37,7 +37,8 @@ func TestWebAddress(t *testing.T) {
 // strangers.
 func TestWeb(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB}}}})
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1",
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB}}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	socket := filepath.Join(n.Dir, "w.sock")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -47,7 +48,10 @@ func TestWeb(t *testing.T) {
 	go func() {
 		done <- a.RunContext(ctx, []string{"cgpu", "web", "--listen", "unix:" + socket, "--host", "gpu.example"})
 	}()
-	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn,
+		error) {
+		return net.Dial("unix", socket)
+	}}}
 	defer client.CloseIdleConnections()
 	get := func(url string) *http.Response {
 		for range 3000 {
@@ -85,7 +89,8 @@ func TestWeb(t *testing.T) {
 	b := app()
 	b.Writer, b.ErrWriter = io.Discard, io.Discard
 	err := run(b, []string{"cgpu", "web", "--listen", ":0"})
-	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "web: --listen") || !strings.Contains(err.Error(), "others reach it") {
+	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "web: --listen") ||
+		!strings.Contains(err.Error(), "others reach it") {
 		t.Error(err)
 	}
 }

@@ -14,7 +14,8 @@ var (
 	oneNode    = variable{name: "instance", title: "Node", series: "cgpu_up", label: "instance", one: true}
 	namespaces = variable{name: "namespace", title: "Namespace", series: "cgpu_container_info", label: "namespace"}
 	pods       = variable{name: "pod", title: "Pod", series: `cgpu_container_info{namespace=~"$namespace"}`, label: "pod"}
-	containers = variable{name: "container", title: "Container", label: "container", series: `cgpu_container_info{namespace=~"$namespace", pod=~"$pod"}`}
+	containers = variable{name: "container", title: "Container", label: "container",
+		series: `cgpu_container_info{namespace=~"$namespace", pod=~"$pod"}`}
 )
 
 var dashboards = []dashboard{cluster, node, workload, chargeback}
@@ -174,7 +175,8 @@ const name = "{{namespace}}/{{pod}} {{container}} GPU {{index}}"
 
 var workload = dashboard{
 	name: "workload", title: "cgpu / Workload",
-	about: "Pods or containers: what they have of their GPUs, what they use, and who else is on these. For 30 minutes to 7 days.", from: "now-30m",
+	about:     "Pods or containers: what they have of their GPUs, what they use, and who else is on these. For 30 minutes to 7 days.",
+	from:      "now-30m",
 	variables: []variable{namespaces, pods, containers},
 	rows: []row{
 		{"Now", []panel{
@@ -231,7 +233,8 @@ var workload = dashboard{
 				labels:       []string{"namespace", "pod", "container", "weight", "percent", "priority", "enforcement", "instance", "index"},
 				labelColumns: []string{"Namespace", "Pod", "Container", "Weight", "Percent", "Priority", "Enforced by", "Node", "GPU"},
 				queries: []query{{legend: "Shares", unit: "short",
-					expr: `count by (namespace, pod, container, weight, percent, priority, enforcement, instance, index) (cgpu_container_info` + chosen + `)`}}},
+					expr: `count by (namespace, pod, container, weight, percent, priority, enforcement, instance, index) (cgpu_container_info` + chosen +
+						`)`}}},
 		}},
 	},
 }
@@ -275,7 +278,8 @@ var chargeback = dashboard{
 		}},
 		{"Who", []panel{
 			{kind: table, title: "By namespace and container",
-				about: "What each has to pay, for what it held and for what it used.", width: 24, labels: ofPayers, labelColumns: payersColumns, queries: []query{
+				about: "What each has to pay, for what it held and for what it used.", width: 24, labels: ofPayers,
+				labelColumns: payersColumns, queries: []query{
 					{reservedHours, "GPU hours held", "h"},
 					{entitledHours, "GPU hours entitled", "h"},
 					{usedHours, "GPU hours used", "h"},

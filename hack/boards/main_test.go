@@ -77,7 +77,8 @@ func TestLint(t *testing.T) {
 		if err := json.Unmarshal(text, &m); err != nil {
 			t.Fatal(err)
 		}
-		if m.UID == "" || uids[m.UID] || m.Title == "" || m.Description == "" || !slices.Contains(m.Tags, "cgpu") || m.Time.From == "" || m.SchemaVersion < 39 {
+		if m.UID == "" || uids[m.UID] || m.Title == "" || m.Description == "" || !slices.Contains(m.Tags, "cgpu") || m.Time.From == "" ||
+			m.SchemaVersion < 39 {
 			t.Errorf("%s: %+v", d.name, m)
 		}
 		uids[m.UID] = true
@@ -115,7 +116,8 @@ func lintPanels(t *testing.T, name string, m model, variables map[string]bool) {
 		if p.Type == "row" {
 			continue
 		}
-		if !strings.HasSuffix(p.Description, ".") || p.Datasource.UID != "${datasource}" || p.Datasource.Type != "prometheus" || len(p.Targets) == 0 {
+		if !strings.HasSuffix(p.Description, ".") || p.Datasource.UID != "${datasource}" ||
+			p.Datasource.Type != "prometheus" || len(p.Targets) == 0 {
 			t.Errorf("%s: description %q, source %v, %d queries", where, p.Description, p.Datasource, len(p.Targets))
 		}
 		shown := []string{p.FieldConfig.Defaults.Unit}

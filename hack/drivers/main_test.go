@@ -65,7 +65,8 @@ func TestTable(t *testing.T) {
 	if err != nil || len(tags) != 4 {
 		t.Fatal(tags, err)
 	}
-	for tag, want := range map[string]string{"510.1": absent, "515.1": "4,,,,,a", "515.9": "4,,,,,a", "520.1": absent, "522.1": absent, "525.2": "8,,,,,b"} {
+	for tag, want := range map[string]string{"510.1": absent, "515.1": "4,,,,,a", "515.9": "4,,,,,a", "520.1": absent,
+		"522.1": absent, "525.2": "8,,,,,b"} {
 		if f := again.at(size, tag); f != want {
 			t.Errorf("%s: %s, want %s", tag, f, want)
 		}
@@ -87,27 +88,40 @@ func release(t *testing.T, tag, more string) snapshot {
 	t.Helper()
 	tr := tree{t.TempDir(), tag}
 	for path, text := range map[string]string{
-		sdk + "/nvtypes.h":  "typedef unsigned NvU32; typedef unsigned NvHandle; typedef void *NvP64; typedef unsigned char NvU8; typedef unsigned long long NvU64;",
+		sdk +
+			"/nvtypes.h": "typedef unsigned NvU32; typedef unsigned NvHandle; typedef void *NvP64; typedef unsigned char NvU8; typedef unsigned " +
+			"long long NvU64;",
 		sdk + "/nvstatus.h": "", sdk + "/nvos.h": "typedef struct { NvHandle hRoot; NvU32 status; } NVOS00_PARAMETERS;",
 		sdk + "/ctrl/ctrl0000.h": `typedef struct { NvHandle hClient; NvU32 count; ` + more + ` union { NvP64 list; NvU64 other; } u; int fd; } NV0000_CTRL_A_PARAMS;
 #define NV0000_CTRL_CMD_A (0x101U) /* finn: Evaluated from "(FINN_NV01_ROOT_SYSTEM_INTERFACE_ID << 8) | NV0000_CTRL_A_PARAMS_MESSAGE_ID" */
 `,
-		sdk + "/class/cl0040.h":                          "#define NV01_MEMORY_LOCAL_USER (0x00000040U)\n#define NV01_EVENT (0x00000005U)\n",
-		sdk + "/alloc/alloc.h":                           "typedef struct { NvU64 size; } NV_MEMORY_ALLOCATION_PARAMS;",
-		"src/nvidia/inc/kernel/rmapi/control.h":          "#define RMCTRL_FLAGS_PRIVILEGED 0x4\n#define RMCTRL_FLAGS_NON_PRIVILEGED 0x10\n#define RMCTRL_FLAGS_INTERNAL 0x400\n",
-		"src/nvidia/generated/g_client_nvoc.c":           "/*flags=*/      0x10u,\n/*accessRight=*/0x0u,\n/*methodId=*/   0x101u,\n/*paramSize=*/  sizeof(NV0000_CTRL_A_PARAMS),\n/*flags=*/      0x14u,\n/*accessRight=*/0x2u,\n/*methodId=*/   0x102u,\n/*paramSize=*/  0,\n",
-		"src/nvidia/generated/g_other_nvoc.c":            "/*flags=*/      0x4u,\n/*accessRight=*/0x0u,\n/*methodId=*/   0x101u,\n/*paramSize=*/  sizeof(NV0000_CTRL_A_PARAMS),\n",
-		kernel + "/rmapi/resource_list.h":                "RS_ENTRY(\n/* External Class */ NV01_MEMORY_LOCAL_USER,\n/* Alloc Param Info */ RS_REQUIRED(NV_MEMORY_ALLOCATION_PARAMS),\n/* Flags */ RS_FLAGS_NONE |\nRS_FLAGS_ALLOC_NON_PRIVILEGED,\n/* Required Access Rights */ RS_ACCESS_NONE\n)\nRS_ENTRY(\n/* External Class */ NV01_EVENT,\n/* Alloc Param Info */ RS_NONE,\n/* Flags */ RS_FLAGS_ALLOC_PRIVILEGED,\n/* Required Access Rights */ RS_ACCESS_NONE\n)\n",
-		arch + "/include/nv-ioctl.h":                     "typedef struct { int ctl_fd; } nv_ioctl_register_fd_t;",
-		arch + "/include/nv_escape.h":                    "#define NV_ESC_RM_FREE 0x29\n#define NV_ESC_RM_UNUSED 0x33\n",
-		"kernel-open/common/inc/nv-ioctl-numbers.h":      "#define NV_ESC_CARD_INFO (NV_IOCTL_BASE + 0)\n",
-		arch + "/src/escape.c":                           "/* NV_ESC_RM_UNUSED */ case NV_ESC_RM_FREE: " + more,
-		arch + "/src/osapi.c":                            "",
-		"kernel-open/nvidia/nv.c":                        "int\nnvidia_ioctl(\n    int cmd)\n{\n    // NV_ESC_CARD_INFO\n    return NV_ESC_CARD_INFO;\n}\nint nvidia_mmap(void);\n",
+		sdk + "/class/cl0040.h": "#define NV01_MEMORY_LOCAL_USER (0x00000040U)\n#define NV01_EVENT (0x00000005U)\n",
+		sdk + "/alloc/alloc.h":  "typedef struct { NvU64 size; } NV_MEMORY_ALLOCATION_PARAMS;",
+		"src/nvidia/inc/kernel/rmapi/control.h": "#define RMCTRL_FLAGS_PRIVILEGED 0x4\n#define RMCTRL_FLAGS_NON_PRIVILEGED " +
+			"0x10\n#define RMCTRL_FLAGS_INTERNAL 0x400\n",
+		"src/nvidia/generated/g_client_nvoc.c": "/*flags=*/      0x10u,\n/*accessRight=*/0x0u,\n/*methodId=*/   " +
+			"0x101u,\n/*paramSize=*/  sizeof(NV0000_CTRL_A_PARAMS),\n/*flags=*/      0x14u,\n/*accessRight=*/0x2u,\n/*methodId=*/   " +
+			"0x102u,\n/*paramSize=*/  0,\n",
+		"src/nvidia/generated/g_other_nvoc.c": "/*flags=*/      0x4u,\n/*accessRight=*/0x0u,\n/*methodId=*/   " +
+			"0x101u,\n/*paramSize=*/  sizeof(NV0000_CTRL_A_PARAMS),\n",
+		kernel +
+			"/rmapi/resource_list.h": "RS_ENTRY(\n/* External Class */ NV01_MEMORY_LOCAL_USER,\n/* Alloc Param Info */ " +
+			"RS_REQUIRED(NV_MEMORY_ALLOCATION_PARAMS),\n/* Flags */ RS_FLAGS_NONE |\nRS_FLAGS_ALLOC_NON_PRIVILEGED,\n/* Required Access Rights */ " +
+			"RS_ACCESS_NONE\n)\nRS_ENTRY(\n/* External Class */ NV01_EVENT,\n/* Alloc Param Info */ RS_NONE,\n/* Flags */ " +
+			"RS_FLAGS_ALLOC_PRIVILEGED,\n/* Required Access Rights */ RS_ACCESS_NONE\n)\n",
+		arch + "/include/nv-ioctl.h":                "typedef struct { int ctl_fd; } nv_ioctl_register_fd_t;",
+		arch + "/include/nv_escape.h":               "#define NV_ESC_RM_FREE 0x29\n#define NV_ESC_RM_UNUSED 0x33\n",
+		"kernel-open/common/inc/nv-ioctl-numbers.h": "#define NV_ESC_CARD_INFO (NV_IOCTL_BASE + 0)\n",
+		arch + "/src/escape.c":                      "/* NV_ESC_RM_UNUSED */ case NV_ESC_RM_FREE: " + more,
+		arch + "/src/osapi.c":                       "",
+		"kernel-open/nvidia/nv.c": "int\nnvidia_ioctl(\n    int cmd)\n{\n    // NV_ESC_CARD_INFO\n    return " +
+			"NV_ESC_CARD_INFO;\n}\nint nvidia_mmap(void);\n",
 		arch + "/include/nv-unix-nvos-params-wrappers.h": "",
-		"kernel-open/nvidia-uvm/uvm_ioctl.h":             "#define UVM_FREE UVM_IOCTL_BASE(34)\n#define UVM_OLD UVM_IOCTL_BASE(1)\ntypedef struct { NvU64 base; NvU32 rmStatus; } UVM_FREE_PARAMS;",
-		"kernel-open/nvidia-uvm/uvm_linux_ioctl.h":       "#define UVM_INITIALIZE 0x30000001\n#define UVM_INIT_FLAGS_X 0x1\n",
-		"kernel-open/nvidia-uvm/uvm.c":                   "static long uvm_ioctl(int cmd)\n{\n UVM_ROUTE_CMD(UVM_FREE, free);\n UVM_ROUTE_CMD(UVM_INITIALIZE, init);\n}\nstatic void\nchanges(void)\n{\n" + more + "\n}\n",
+		"kernel-open/nvidia-uvm/uvm_ioctl.h": "#define UVM_FREE UVM_IOCTL_BASE(34)\n#define UVM_OLD UVM_IOCTL_BASE(1)\ntypedef " +
+			"struct { NvU64 base; NvU32 rmStatus; } UVM_FREE_PARAMS;",
+		"kernel-open/nvidia-uvm/uvm_linux_ioctl.h": "#define UVM_INITIALIZE 0x30000001\n#define UVM_INIT_FLAGS_X 0x1\n",
+		"kernel-open/nvidia-uvm/uvm.c": "static long uvm_ioctl(int cmd)\n{\n UVM_ROUTE_CMD(UVM_FREE, free);\n " +
+			"UVM_ROUTE_CMD(UVM_INITIALIZE, init);\n}\nstatic void\nchanges(void)\n{\n" + more + "\n}\n",
 	} {
 		file := filepath.Join(tr.dir, path)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -117,7 +131,8 @@ func release(t *testing.T, tag, more string) snapshot {
 			t.Fatal(err)
 		}
 	}
-	s := snapshot{tag: tag, controls: tr.controls(), classes: tr.classes(), uvm: tr.uvmCalls(), escapes: tr.escapes(), code: tr.codeText(), tree: tr}
+	s := snapshot{tag: tag, controls: tr.controls(), classes: tr.classes(), uvm: tr.uvmCalls(), escapes: tr.escapes(),
+		code: tr.codeText(), tree: tr}
 	var err error
 	if s.layouts, err = tr.layouts(); err != nil {
 		t.Fatal(err)
@@ -159,7 +174,8 @@ func TestFacts(t *testing.T) {
 func TestDiff(t *testing.T) {
 	a, b := release(t, "515.1", ""), release(t, "520.1", "NvU64 added;")
 	effects := filepath.Join(t.TempDir(), "effects.csv")
-	if err := os.WriteFile(effects, []byte("kind,number,source\nuvm,0x22,uvm.c:uvm_ioctl\nuvm,0x23,uvm.c:gone\nuvm,0x24,K/uvm.c:changes\n"), 0o600); err != nil {
+	if err := os.WriteFile(effects, []byte("kind,number,source\nuvm,0x22,uvm.c:uvm_ioctl\nuvm,0x23,uvm.c:gone\nuvm,0x24,K/uvm.c:changes\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer

@@ -13,9 +13,11 @@ func w(n int) string { return strings.TrimSuffix(strings.Repeat("worded ", n), "
 
 func TestGo(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
-		"short":                 {"var x = f(a, b)", "var x = f(a, b)"},
-		"arguments":             {`var x = f("` + w(14) + `", g("a", "` + w(10) + `"))`, `var x = f("` + w(14) + "\",\n\tg(\"a\", \"" + w(10) + `"))`},
-		"conditions":            {"var x = a(" + strings.Repeat("b, ", 36) + "b) && c(d, e, f, g, h) || i", "var x = a(" + strings.Repeat("b, ", 36) + "b) &&\n\tc(d, e, f, g, h) || i"},
+		"short": {"var x = f(a, b)", "var x = f(a, b)"},
+		"arguments": {`var x = f("` + w(14) + `", g("a", "` + w(10) + `"))`,
+			`var x = f("` + w(14) + "\",\n\tg(\"a\", \"" + w(10) + `"))`},
+		"conditions": {"var x = a(" + strings.Repeat("b, ", 36) + "b) && c(d, e, f, g, h) || i",
+			"var x = a(" + strings.Repeat("b, ", 36) + "b) &&\n\tc(d, e, f, g, h) || i"},
 		"literal":               {`var x = "` + w(25) + `"`, `var x = "` + w(18) + " \" +\n\t\"" + w(7) + `"`},
 		"raw string":            {"var x = `" + w(30) + "`", "var x = `" + w(30) + "`"},
 		"lines of a raw string": {"var x = `\n" + w(30) + "\n`", "var x = `\n" + w(30) + "\n`"},
@@ -23,10 +25,12 @@ func TestGo(t *testing.T) {
 		"function":              {"func f() int { return g(\"" + w(17) + "\") }", "func f() int {\n\treturn g(\"" + w(17) + "\")\n}"},
 		"comment":               {"// " + w(22) + "\n// next\nvar x int", "// " + w(19) + "\n// " + w(3) + " next\nvar x int"},
 		"list":                  {"// " + w(22) + "\n//   - item\nvar x int", "// " + w(19) + "\n// " + w(3) + "\n//   - item\nvar x int"},
-		"URL":                   {"// https://" + strings.Repeat("x", 150) + " a\nvar x int", "// https://" + strings.Repeat("x", 150) + " a\nvar x int"},
-		"behind":                {"var x = f(" + strings.Repeat("b, ", 36) + "b) // " + w(6), "// " + w(6) + "\nvar x = f(" + strings.Repeat("b, ", 36) + "b)"},
-		"chain":                 {`var x = f("` + w(10) + `").g("` + w(10) + `", 1)`, `var x = f("` + w(10) + "\").\n\tg(\"" + w(10) + `", 1)`},
-		"two alike":             {`var x, y = f("` + w(11) + `", "` + w(11) + `"), 1` + "\n", `var x, y = f("` + w(11) + "\", \"" + w(11) + "\"), 1\n"},
+		"URL": {"// https://" + strings.Repeat("x", 150) + " a\nvar x int",
+			"// https://" + strings.Repeat("x", 150) + " a\nvar x int"},
+		"behind": {"var x = f(" + strings.Repeat("b, ", 36) + "b) // " + w(6),
+			"// " + w(6) + "\nvar x = f(" + strings.Repeat("b, ", 36) + "b)"},
+		"chain":     {`var x = f("` + w(10) + `").g("` + w(10) + `", 1)`, `var x = f("` + w(10) + "\").\n\tg(\"" + w(10) + `", 1)`},
+		"two alike": {`var x, y = f("` + w(11) + `", "` + w(11) + `"), 1` + "\n", `var x, y = f("` + w(11) + "\", \"" + w(11) + "\"), 1\n"},
 	} {
 		const head = "package x\n\n"
 		got, err := breakGo([]byte(head + c.text + "\n"))

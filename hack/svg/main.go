@@ -72,7 +72,8 @@ func draw(name, text string) string {
 	width := float64(widest)*charWidth + 2*margin
 	height := len(lines)*lineHeight + titleBar + 2*margin
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" role="img" aria-label="%s">`+"\n", width, height, escape(name))
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" role="img" aria-label="%s">`+"\n",
+		width, height, escape(name))
 	b.WriteString(style)
 	fmt.Fprintf(&b, "  <rect class=\"window\" x=\".5\" y=\".5\" width=\"%.0f\" height=\"%d\" rx=\"8\"/>\n", width-1, height-1)
 	fmt.Fprintf(&b, "  <path class=\"bar\" d=\"M1 %d V9 a8 8 0 0 1 8 -8 H%.0f a8 8 0 0 1 8 8 V%d z\"/>\n", titleBar, width-9, titleBar)

@@ -83,7 +83,8 @@ func (r *rig) library(t testing.TB, fake bool) string {
 func (r *rig) build(t testing.TB, name string) string {
 	t.Helper()
 	out := filepath.Join(r.dir, name)
-	command(t, "sh", "-c", fmt.Sprintf("%s -std=gnu11 -O1 -Wall -Werror -pthread -rdynamic %s -o %s testdata/%s.c", r.program, r.define(false), out, name))
+	command(t, "sh", "-c", fmt.Sprintf("%s -std=gnu11 -O1 -Wall -Werror -pthread -rdynamic %s -o %s testdata/%s.c", r.program,
+		r.define(false), out, name))
 	return out
 }
 

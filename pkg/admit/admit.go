@@ -57,7 +57,8 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	if err != nil {
 		return leave(raw, err, dialects)
 	}
-	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), Pod: spec.IsPod(annotations), name: spec.Name(annotations), env: env, annotations: annotations}
+	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), Pod: spec.IsPod(annotations), name: spec.Name(annotations), env: env,
+		annotations: annotations}
 	claims, taken, err := doc.TakeShares()
 	a.Edited = taken > 0
 	if a.Sandbox {
@@ -71,7 +72,8 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	}
 	plugin, err := alloc.FromAnnotations(annotations)
 	if err == nil && plugin != nil && spec.IsCRIO(annotations) {
-		err = fmt.Errorf("admit: annotation %s: below CRI-O a pod's author can write it, so it counts for nothing: ask with a ResourceClaim", alloc.AnnotationShares)
+		err = fmt.Errorf("admit: annotation %s: below CRI-O a pod's author can write it, so it counts for nothing: ask with a ResourceClaim",
+			alloc.AnnotationShares)
 	}
 	if err != nil {
 		return a, err
@@ -137,7 +139,8 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 		r.Socket = filepath.Join(runDir, "g", r.Nonce+".sock")
 		r.Control = filepath.Join(runDir, "g", r.Nonce+".ctl")
 	}
-	request := ledger.Request{Overcommit: table.Config.Overcommit, Card: table.Config.Card(), MaxSpill: table.Config.MaxSpill.Of(table.HostMemory)}
+	request := ledger.Request{Overcommit: table.Config.Overcommit, Card: table.Config.Card(),
+		MaxSpill: table.Config.MaxSpill.Of(table.HostMemory)}
 	for _, g := range table.GPUs {
 		request.GPUs = append(request.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 	}

@@ -120,7 +120,8 @@ func TestReservation(t *testing.T) {
 		if !reflect.DeepEqual(r.VGPUs, test.vgpus) || !reflect.DeepEqual(r.Native, test.native) || (got.Place != nil) != test.placed {
 			t.Errorf("%v: %+v", test.env, got)
 		}
-		if r.Socket != "/r/g/n.sock" || r.Control != "/r/g/n.ctl" || r.GuardPID != 7 || len(got.GPUs) != 2 || got.Overcommit != 1.5 || got.Card != card {
+		if r.Socket != "/r/g/n.sock" || r.Control != "/r/g/n.ctl" || r.GuardPID != 7 || len(got.GPUs) != 2 ||
+			got.Overcommit != 1.5 || got.Card != card {
 			t.Errorf("%v: %+v", test.env, got)
 		}
 		if got.Place != nil && (got.Place.Policy != ledger.PolicySpread || got.Place.Slice != slice("", 0, 1)) {
@@ -155,12 +156,16 @@ func TestRefused(t *testing.T) {
 		want string
 		env  []string
 	}{
-		{`ALIYUN_COM_GPU_CORE_PERCENTAGE="31": asked for 31 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop a container`, []string{on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=31"}},
-		{`ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`, []string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
+		{`ALIYUN_COM_GPU_CORE_PERCENTAGE="31": asked for 31 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop a container`,
+			[]string{on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=31"}},
+		{`ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`,
+			[]string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
 		{`GPU 0 (GPU-0): asked for 33.3 % of the GPU's time, but 30 % are free; stop`, []string{on0}},
 		{`ALIYUN_COM_GPU_MEM_CONTAINER="999999": the limit 1023998976MiB is more than the GPU's 15360MiB; a number alone is GiB: write 999999MiB if that is meant`, []string{huge}},
-		{`ALIYUN_COM_GPU_MEM_DEV="4294967296": the limit 1/4294967296 is less than 64MiB of the GPU's 15360MiB; set it to`, []string{"ALIYUN_COM_GPU_MEM_DEV=4294967296"}},
-		{`ALIYUN_COM_GPU_MEM_CONTAINER="1": GPU 0 (GPU-0): asked for 15360MiB, but 7680MiB are free of 15360MiB, beside 1 container`, []string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
+		{`ALIYUN_COM_GPU_MEM_DEV="4294967296": the limit 1/4294967296 is less than 64MiB of the GPU's 15360MiB; set it to`,
+			[]string{"ALIYUN_COM_GPU_MEM_DEV=4294967296"}},
+		{`ALIYUN_COM_GPU_MEM_CONTAINER="1": GPU 0 (GPU-0): asked for 15360MiB, but 7680MiB are free of 15360MiB, beside 1 container`,
+			[]string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
 	} {
 		if slices.Contains(tt.env, "x") { // the ledger names memory first
 			if err := book.Update("a", func(r *ledger.Record) error { r.VGPUs[0].Limit = 15 * quota.GiB; return nil }); err != nil {
@@ -192,7 +197,8 @@ func TestSpill(t *testing.T) {
 		err   string
 	}{
 		{[]string{"CGPU_MEM_SPILL=3", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1"}, []quota.Bytes{3 * quota.GiB, 3 * quota.GiB}, ""},
-		{[]string{"CGPU_MEM_SPILL=5"}, nil, `CGPU_MEM_SPILL="5": asked for 5120MiB of spill, but 4096MiB are free of the node's 10240MiB; ask for less`},
+		{[]string{"CGPU_MEM_SPILL=5"}, nil,
+			`CGPU_MEM_SPILL="5": asked for 5120MiB of spill, but 4096MiB are free of the node's 10240MiB; ask for less`},
 		{[]string{"CGPU_MEM_SPILL=512MiB"}, []quota.Bytes{512 * quota.MiB}, ""}, // placed
 		{[]string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, []quota.Bytes{0}, ""},
 	} {
@@ -246,7 +252,8 @@ func TestPreload(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || !record.Preload || record.DriverLimits != tab.Config.DriverLimits || record.Socket != tt.socket || (record.Control == "") != (tt.socket == "") {
+		if err != nil || !record.Preload || record.DriverLimits != tab.Config.DriverLimits || record.Socket != tt.socket ||
+			(record.Control == "") != (tt.socket == "") {
 			t.Errorf("%+v: %+v, %v", tt, record, err)
 		}
 	}
@@ -273,7 +280,8 @@ func TestDriverOnly(t *testing.T) {
 			continue
 		}
 		r := &request.Record
-		if err := GivePage(&request, "/r"); err != nil || !r.Preload || !r.DriverLimits || !r.DriverOnly || r.Page != "" || r.Socket+r.Control != "" {
+		if err := GivePage(&request, "/r"); err != nil || !r.Preload || !r.DriverLimits || !r.DriverOnly || r.Page != "" ||
+			r.Socket+r.Control != "" {
 			t.Errorf("%s: %+v, %v", env, *r, err)
 		}
 		p, err := a.Plan(*r, tab)
@@ -281,9 +289,11 @@ func TestDriverOnly(t *testing.T) {
 			t.Errorf("%s: %+v, %v", env, p, err)
 		}
 	}
-	share := Share{Share: alloc.Share{ID: "s", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Percent: 30, Priority: quota.PriorityDefault}}}}
+	share := Share{Share: alloc.Share{ID: "s", Slice: quota.Slice{Limit: quota.GiB,
+		Share: quota.Share{Percent: 30, Priority: quota.PriorityDefault}}}}
 	if err := share.refuseUnguarded(&quota.Quota{}, tab.Config.Unguarded(), true); err == nil ||
-		!strings.HasPrefix(err.Error(), `admit: share s: with limits = "driver" in cgpu.toml no percentage of a GPU's time can be enforced; set limits = "guard"`) {
+		!strings.HasPrefix(err.Error(),
+			`admit: share s: with limits = "driver" in cgpu.toml no percentage of a GPU's time can be enforced; set limits = "guard"`) {
 		t.Error(err)
 	}
 }

@@ -36,7 +36,8 @@ func allocated(claims, plugin []alloc.Share) ([]Share, error) {
 		}
 		clash := slices.ContainsFunc(all, func(o Share) bool { return o.UUID == s.UUID })
 		if clash && s.UUID != "" {
-			return nil, fmt.Errorf("admit: share %s: GPU %s was allocated to this container twice: ask for it in one claim or one limit", s.ID, s.UUID)
+			return nil, fmt.Errorf("admit: share %s: GPU %s was allocated to this container twice: ask for it in one claim or one limit", s.ID,
+				s.UUID)
 		}
 		all = append(all, one)
 	}
@@ -110,7 +111,8 @@ func (a *Ask) allot(request *ledger.Request, table *device.Table) error {
 		}
 		known := slices.ContainsFunc(table.GPUs, func(g device.GPU) bool { return g.UUID == s.UUID })
 		if s.UUID != "" && !known {
-			return fmt.Errorf("admit: share %s: GPU %s is not among the %d of this node: is it broken, or was it taken out? cgpu refresh, then delete the pod", s.ID, s.UUID, len(table.GPUs))
+			return fmt.Errorf("admit: share %s: GPU %s is not among the %d of this node: is it broken, or was it taken out? cgpu refresh, then "+
+				"delete the pod", s.ID, s.UUID, len(table.GPUs))
 		}
 		r.Allocated = append(r.Allocated, ledger.Allocation{ID: s.ID, UUID: s.UUID, Containers: s.Containers, Given: s.given(), Plugin: s.Plugin})
 		if s.Whole {
@@ -125,7 +127,8 @@ func (a *Ask) allot(request *ledger.Request, table *device.Table) error {
 			return errors.New("admit: two shares of the container name no GPU: let the allocator name them")
 		default:
 			slice.Limit = 0
-			request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: quota.Memory{Fixed: s.Limit}, Slice: slice, Avoid: unhealthy(table)}
+			request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: quota.Memory{Fixed: s.Limit}, Slice: slice,
+				Avoid: unhealthy(table)}
 		}
 	}
 	if request.Place != nil && len(r.VGPUs) > 0 {

@@ -70,7 +70,8 @@ func (p pod) config(t testing.TB) []byte {
 
 // share is a share of GPU n with so many GiB.
 func share(n int, gib quota.Bytes) alloc.Share {
-	return alloc.Share{ID: fmt.Sprint("claim/", n), UUID: fmt.Sprint("GPU-", n), Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
+	return alloc.Share{ID: fmt.Sprint("claim/", n), UUID: fmt.Sprint("GPU-", n),
+		Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 }
 
 func hooks(shares ...alloc.Share) (all [][]string) {
@@ -85,13 +86,15 @@ var liar = pod{
 	env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=15", "ALIYUN_COM_GPU_MEM_IDX=1", "NVIDIA_VISIBLE_DEVICES=all",
 		"ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1", "ALIYUN_COM_GPU_SCHD_WEIGHT=64", "ALIYUN_COM_GPU_HIGH_PRIO=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=100",
 		"CGPU_MEM_SPILL=64", "CGPU_DISABLE=true"},
-	annotations: map[string]string{"cgpu.io/gpu-mem-container": "15", "cgpu.io/gpu-mem-dev": "15", "cgpu.io/gpu-visible-devices": "all", "cgpu.io/priority": "high",
-		"cgpu.io/disable": "true", "cgpu.io/nvidia-visible-devices": "1", "cgpu.io/gpu-core-percentage": "100"},
+	annotations: map[string]string{"cgpu.io/gpu-mem-container": "15", "cgpu.io/gpu-mem-dev": "15", "cgpu.io/gpu-visible-devices": "all",
+		"cgpu.io/priority": "high",
+		"cgpu.io/disable":  "true", "cgpu.io/nvidia-visible-devices": "1", "cgpu.io/gpu-core-percentage": "100"},
 }
 
 func TestAllocated(t *testing.T) {
 	slice := func(n int, gib quota.Bytes) ledger.VGPU {
-		return ledger.VGPU{UUID: fmt.Sprint("GPU-", n), Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
+		return ledger.VGPU{UUID: fmt.Sprint("GPU-", n),
+			Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
 	}
 	held := func(n int) ledger.Allocation {
 		return ledger.Allocation{ID: fmt.Sprint("claim/", n), UUID: fmt.Sprint("GPU-", n), Containers: 1}
@@ -110,7 +113,8 @@ func TestAllocated(t *testing.T) {
 	annotated := func(shares ...alloc.Share) map[string]string {
 		return map[string]string{alloc.AnnotationShares: alloc.Annotate(shares)}
 	}
-	whole := alloc.Share{ID: "claim/1", UUID: "GPU-1", Whole: true, Containers: 1, Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
+	whole := alloc.Share{ID: "claim/1", UUID: "GPU-1", Whole: true, Containers: 1,
+		Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
 	rich := share(0, 3)
 	rich.Weight, rich.Percent, rich.Priority, rich.Spill, rich.Containers = 4, 40, quota.PriorityHigh, 2*quota.GiB, 3
 	richSlice := slice(0, 3)
@@ -121,16 +125,21 @@ func TestAllocated(t *testing.T) {
 		settings []quota.Choice
 		want     ledger.Record
 	}{
-		{name: "a claim", pod: pod{hooks: hooks(share(0, 3))}, want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
+		{name: "a claim", pod: pod{hooks: hooks(share(0, 3))},
+			want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
 		{name: "a claim that was prepared twice", pod: pod{hooks: hooks(share(0, 3), whole, share(0, 3), whole)},
 			want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Native: []string{"GPU-1"}, Allocated: []ledger.Allocation{held(0), held(1)}}},
-		{name: "a lying pod with a claim", pod: lies(pod{hooks: hooks(share(0, 3))}), want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
-		{name: "a lying pod with a limit", pod: lies(pod{annotations: annotated(share(1, 3))}), want: ledger.Record{VGPUs: []ledger.VGPU{slice(1, 3)}, Allocated: []ledger.Allocation{held(1)}}},
-		{name: "settings are of no use beside a claim", settings: quota.Choices(), pod: lies(pod{hooks: hooks(share(0, 3))}), want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
+		{name: "a lying pod with a claim", pod: lies(pod{hooks: hooks(share(0, 3))}),
+			want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
+		{name: "a lying pod with a limit", pod: lies(pod{annotations: annotated(share(1, 3))}),
+			want: ledger.Record{VGPUs: []ledger.VGPU{slice(1, 3)}, Allocated: []ledger.Allocation{held(1)}}},
+		{name: "settings are of no use beside a claim", settings: quota.Choices(), pod: lies(pod{hooks: hooks(share(0, 3))}),
+			want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
 		{
 			name: "a node that lets authors choose priority and weight", settings: []quota.Choice{quota.ChoosePriority, quota.ChooseWeight},
 			pod: lies(pod{annotations: annotated(share(1, 3))}),
-			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 64, Priority: quota.PriorityHigh}}}},
+			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-1",
+				Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 64, Priority: quota.PriorityHigh}}}},
 				Allocated: []ledger.Allocation{held(1)}},
 		},
 		{name: "all that a claim says", pod: pod{hooks: hooks(rich)}, want: ledger.Record{VGPUs: []ledger.VGPU{richSlice},
@@ -144,8 +153,11 @@ func TestAllocated(t *testing.T) {
 			want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Native: []string{"GPU-1"}, Allocated: []ledger.Allocation{held(0), held(1)}},
 		},
 		{
-			name: "the plugin's percentage", pod: pod{annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String(), alloc.AnnotationPercent: "30"}},
-			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-0", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}}}, Allocated: []ledger.Allocation{held(0)}},
+			name: "the plugin's percentage", pod: pod{annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String(),
+				alloc.AnnotationPercent: "30"}},
+			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-0",
+				Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}}},
+				Allocated: []ledger.Allocation{held(0)}},
 		},
 	} {
 		for _, pods := range []string{"", device.PodsAny, device.PodsAllocated, device.PodsGPUShare} {
@@ -176,7 +188,8 @@ func TestAllocated(t *testing.T) {
 				}
 				r.Allocated[i].Given, r.Allocated[i].Plugin = ledger.VGPU{}, false
 			}
-			if got.Place != nil || !reflect.DeepEqual(r.VGPUs, tt.want.VGPUs) || !reflect.DeepEqual(r.Native, tt.want.Native) || !reflect.DeepEqual(r.Allocated, tt.want.Allocated) {
+			if got.Place != nil || !reflect.DeepEqual(r.VGPUs, tt.want.VGPUs) || !reflect.DeepEqual(r.Native, tt.want.Native) ||
+				!reflect.DeepEqual(r.Allocated, tt.want.Allocated) {
 				t.Errorf("%s: %+v\nwant %+v", tt.name, r, tt.want)
 			}
 			if strings.Contains(string(a.Doc.Encode()), `"`+alloc.HookCommand+`"`) {
@@ -194,7 +207,8 @@ func TestAllocatedWithoutGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := a.Reservation(ledger.Record{ID: "c", Nonce: "n"}, table(), "/r")
-	if err != nil || got.Place == nil || got.Place.Memory.Fixed != 3*quota.GiB || got.Place.Slice.Weight != 1 || len(got.Record.Allocated) != 1 {
+	if err != nil || got.Place == nil || got.Place.Memory.Fixed != 3*quota.GiB || got.Place.Slice.Weight != 1 ||
+		len(got.Record.Allocated) != 1 {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	if _, err := ledger.Open(t.TempDir()).Reserve(got); err != nil {
@@ -220,20 +234,26 @@ func TestAllocatedRefuses(t *testing.T) {
 		preload bool
 		want    string
 	}{
-		"two hooks for one GPU":          {pod{hooks: hooks(share(0, 3), other)}, false, "GPU GPU-0 was allocated to this container twice"},
-		"one share of two sizes":         {pod{hooks: hooks(share(0, 3), share(0, 4))}, false, "GPU GPU-0 was allocated to this container twice"},
-		"a plugin's as a claim's":        {pod{hooks: hooks(share(0, 3)), annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String()}}, false, "twice"},
-		"claim and limit for one GPU":    {pod{hooks: hooks(share(0, 3)), annotations: map[string]string{alloc.AnnotationShares: share(0, 1).String()}}, false, "twice"},
-		"40 shares":                      {pod{hooks: hooks(many...)}, false, "40 shares of GPUs were allocated to this container: it can have 32"},
-		"a GPU of another node":          {pod{hooks: hooks(share(7, 3))}, false, "share claim/7: GPU GPU-7 is not among the 2 of this node"},
-		"garbage":                        {pod{hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "\x00"}}}, false, "is cgpu-agent newer"},
+		"two hooks for one GPU":  {pod{hooks: hooks(share(0, 3), other)}, false, "GPU GPU-0 was allocated to this container twice"},
+		"one share of two sizes": {pod{hooks: hooks(share(0, 3), share(0, 4))}, false, "GPU GPU-0 was allocated to this container twice"},
+		"a plugin's as a claim's": {pod{hooks: hooks(share(0, 3)),
+			annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String()}}, false, "twice"},
+		"claim and limit for one GPU": {pod{hooks: hooks(share(0, 3)),
+			annotations: map[string]string{alloc.AnnotationShares: share(0, 1).String()}}, false, "twice"},
+		"40 shares": {pod{hooks: hooks(many...)}, false,
+			"40 shares of GPUs were allocated to this container: it can have 32"},
+		"a GPU of another node": {pod{hooks: hooks(share(7, 3))}, false, "share claim/7: GPU GPU-7 is not among the 2 of this node"},
+		"garbage": {pod{hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "\x00"}}}, false,
+			"is cgpu-agent newer"},
 		"garbage in the annotation":      {pod{annotations: map[string]string{alloc.AnnotationShares: "x"}}, false, "is cgpu-agent newer"},
 		"a percentage of nothing":        {pod{annotations: map[string]string{alloc.AnnotationPercent: "30"}}, false, "ask for GPU memory too"},
 		"two GPUs that the node chooses": {pod{hooks: hooks(anywhere, elsewhere)}, false, "two shares of the container name no GPU"},
 		"one named, one not":             {pod{hooks: hooks(share(1, 3), anywhere)}, false, "names no GPU, and others do"},
 		"spill in preload mode":          {pod{hooks: hooks(spilling)}, true, "device memory is not served from host memory; set enforcement"},
-		"no limiter in preload mode":     {pod{hooks: hooks(share(0, 3)), env: []string{"CGPU_LIMITER=off"}}, true, "and CGPU_LIMITER leaves it out"},
-		"a setting that cannot be read":  {pod{hooks: hooks(share(0, 3)), env: []string{"ALIYUN_COM_GPU_SCHD_WEIGHT=x"}}, false, `ALIYUN_COM_GPU_SCHD_WEIGHT="x"`},
+		"no limiter in preload mode": {pod{hooks: hooks(share(0, 3)), env: []string{"CGPU_LIMITER=off"}}, true,
+			"and CGPU_LIMITER leaves it out"},
+		"a setting that cannot be read": {pod{hooks: hooks(share(0, 3)), env: []string{"ALIYUN_COM_GPU_SCHD_WEIGHT=x"}}, false,
+			`ALIYUN_COM_GPU_SCHD_WEIGHT="x"`},
 	} {
 		a, err := Read(tt.pod.config(t))
 		if err == nil {
@@ -273,11 +293,13 @@ func TestSettle(t *testing.T) {
 		enabled []quota.Dialect
 		refused string
 	}{
-		"a variable": {config: func(t *testing.T) []byte { return pod{env: six}.config(t) }, refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
+		"a variable": {config: func(t *testing.T) []byte { return pod{env: six}.config(t) },
+			refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
 		"an annotation": {config: func(t *testing.T) []byte {
 			return pod{annotations: map[string]string{"cgpu.io/gpu-mem-container": "6"}}.config(t)
 		}, refused: `cgpu.io/gpu-mem-container="6": in a pod`},
-		"a dialect":         {config: func(t *testing.T) []byte { return pod{env: []string{"CUDA_DEVICE_MEMORY_LIMIT=6g"}}.config(t) }, enabled: quota.Dialects(), refused: `CUDA_DEVICE_MEMORY_LIMIT="6g": in a pod`},
+		"a dialect": {config: func(t *testing.T) []byte { return pod{env: []string{"CUDA_DEVICE_MEMORY_LIMIT=6g"}}.config(t) },
+			enabled: quota.Dialects(), refused: `CUDA_DEVICE_MEMORY_LIMIT="6g": in a pod`},
 		"nothing":           {config: func(t *testing.T) []byte { return pod{env: []string{"NVIDIA_VISIBLE_DEVICES=all"}}.config(t) }},
 		"disabled":          {config: func(t *testing.T) []byte { return pod{env: append([]string{"CGPU_DISABLE=1"}, six...)}.config(t) }},
 		"a pause container": {config: func(t *testing.T) []byte { return pod{env: six, sandbox: true}.config(t) }},
@@ -293,7 +315,8 @@ func TestSettle(t *testing.T) {
 		}
 		tab.Config.Pods = device.PodsAllocated
 		err = a.Settle(tab, nil)
-		if (err != nil) != (tt.refused != "") || err != nil && (!strings.Contains(err.Error(), tt.refused) || !strings.Contains(err.Error(), "aliyun.com/gpu-mem")) {
+		if (err != nil) != (tt.refused != "") || err != nil &&
+			(!strings.Contains(err.Error(), tt.refused) || !strings.Contains(err.Error(), "aliyun.com/gpu-mem")) {
 			t.Errorf("%s: %v, want %q", name, err, tt.refused)
 		}
 	}
@@ -319,15 +342,22 @@ func TestSettleGPUShare(t *testing.T) {
 		want  []ledger.VGPU
 		err   string
 	}{
-		"a lying pod": {pod: pod{env: append([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_IDX=1"}, "ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_SCHD_WEIGHT=9", "ALIYUN_COM_GPU_CORE_PERCENTAGE=20"),
+		"a lying pod": {pod: pod{env: append([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_IDX=1"},
+			"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_SCHD_WEIGHT=9", "ALIYUN_COM_GPU_CORE_PERCENTAGE=20"),
 			annotations: with(map[string]string{"cgpu.io/disable": "false", "cgpu.io/gpu-core-percentage": "20"})}, units: units,
-			want: []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Percent: 20, Priority: quota.PriorityDefault}}}}},
+			want: []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: 3 * quota.GiB,
+				Share: quota.Share{Weight: 1, Percent: 20, Priority: quota.PriorityDefault}}}}},
 		"an own claim is not asked about": {pod: pod{env: liar.env, annotations: with(nil), hooks: hooks(share(0, 3))}, fails: fmt.Errorf("no"),
-			want: []ledger.VGPU{{UUID: "GPU-0", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
-		"nothing allocated":   {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid}, err: "only what was allocated counts"},
-		"the kubelet is mute": {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid}, fails: fmt.Errorf("mute"), err: "mute"},
-		"no UID":              {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: map[string]string{"io.kubernetes.cri.sandbox-uid": ""}}, units: units, err: "works below containerd"},
-		"CRI-O":               {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}}, units: units, err: "works below containerd"},
+			want: []ledger.VGPU{{UUID: "GPU-0", Slice: quota.Slice{Limit: 3 * quota.GiB,
+				Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
+		"nothing allocated": {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid},
+			err: "only what was allocated counts"},
+		"the kubelet is mute": {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid},
+			fails: fmt.Errorf("mute"), err: "mute"},
+		"no UID": {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: map[string]string{"io.kubernetes.cri.sandbox-uid": ""}},
+			units: units, err: "works below containerd"},
+		"CRI-O": {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"},
+			annotations: map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}}, units: units, err: "works below containerd"},
 	} {
 		a, err := Read(tt.pod.config(t))
 		if err != nil {
@@ -360,7 +390,8 @@ func TestSettleGPUShare(t *testing.T) {
 // Below CRI-O a pod's author can write any annotation. A claim's hooks are the engine's there, too.
 func TestAllocatedCRIO(t *testing.T) {
 	crio := map[string]string{"io.kubernetes.cri-o.ContainerType": "container", alloc.AnnotationShares: share(0, 15).String()}
-	if _, err := Read(pod{annotations: crio}.config(t)); err == nil || !strings.Contains(err.Error(), "below CRI-O a pod's author can write it") {
+	if _, err := Read(pod{annotations: crio}.config(t)); err == nil ||
+		!strings.Contains(err.Error(), "below CRI-O a pod's author can write it") {
 		t.Error(err)
 	}
 	delete(crio, alloc.AnnotationShares)
@@ -372,7 +403,8 @@ func TestAllocatedCRIO(t *testing.T) {
 // A pod's own words that cannot be read refuse it as ever, unless they do not count.
 func TestFaultOfAPod(t *testing.T) {
 	for _, pods := range []string{"", device.PodsAny, device.PodsAllocated, device.PodsGPUShare} {
-		a, err := Read(pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=7x"}, annotations: map[string]string{"io.kubernetes.cri.sandbox-uid": "u"}}.config(t))
+		a, err := Read(pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=7x"},
+			annotations: map[string]string{"io.kubernetes.cri.sandbox-uid": "u"}}.config(t))
 		if err != nil || a.Quota == nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,8 @@ func TestGiveLimiter(t *testing.T) {
 		}
 		p = spec.Plan{Page: "/p", PageWritable: true}
 		err := giveLimiter(&p, &test.quota, test.own, test.library)
-		if (err != nil) != (test.refused != "") || err != nil && (!strings.Contains(err.Error(), test.refused) || !strings.Contains(err.Error(), toGuard)) {
+		if (err != nil) != (test.refused != "") || err != nil &&
+			(!strings.Contains(err.Error(), test.refused) || !strings.Contains(err.Error(), toGuard)) {
 			t.Errorf("%s: in preload mode: %v", name, err)
 		}
 	}

@@ -179,7 +179,8 @@ func (w *wishes) raise(is *quota.Slice) error {
 		case err != nil:
 			return &later{err}
 		case (w.q.Percent-w.given.Percent)*max(w.a.Containers, 1) > may.percent:
-			return w.refuse(annotationPercent, "%d percent was allocated, and pods of this namespace may have %d beyond that for all containers of the share (label %s)",
+			return w.refuse(annotationPercent,
+				"%d percent was allocated, and pods of this namespace may have %d beyond that for all containers of the share (label %s)",
 				w.given.Percent, may.percent, labelMaxCores)
 		}
 		is.Percent = w.q.Percent
@@ -280,8 +281,10 @@ func (w *wishes) limit() (quota.Bytes, error) {
 	case err != nil:
 		return 0, &later{err}
 	case (limit-given)*quota.Bytes(max(w.a.Containers, 1)) > may.memory:
-		return 0, w.refuse(annotationLimit, "%v was allocated, and pods of this namespace may have %v beyond that for all containers of the share (label %s)", given, may.memory,
-			labelMaxMemory)
+		return 0,
+			w.refuse(annotationLimit,
+				"%v was allocated, and pods of this namespace may have %v beyond that for all containers of the share (label %s)", given, may.memory,
+				labelMaxMemory)
 	}
 	return limit, nil
 }

@@ -73,7 +73,8 @@ func TestDivisionStays(t *testing.T) {
 	}
 	// Other lists are the administrator's word, but for what a container holds.
 	_, err := ledger.Open(dir).Reserve(ledger.Request{Record: ledger.Record{ID: "c1", Nonce: "n", LauncherPID: os.Getpid(),
-		VGPUs:     []ledger.VGPU{{UUID: "GPU-b", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}},
+		VGPUs: []ledger.VGPU{{UUID: "GPU-b", Slice: quota.Slice{Limit: quota.GiB,
+			Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}},
 		Allocated: []ledger.Allocation{{ID: "claim/1", UUID: "GPU-b"}}}, GPUs: []ledger.GPU{{UUID: "GPU-b", Memory: 16 * quota.GiB}},
 		Overcommit: 1, Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}})
 	if err != nil {

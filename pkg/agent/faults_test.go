@@ -36,8 +36,9 @@ func TestFaults(t *testing.T) {
 	newAgent := func() (*agent, *fakeFront) {
 		fake, metrics := &fakeFront{}, NewMetrics()
 		return &agent{Options: Options{RunDir: dir, Log: silent}, metrics: metrics, table: newWatcher(dir),
-			running:  []*front{{FrontEnd: fake.frontEnd()}},
-			reporter: newReporter(nil, "n", nil, metrics, silent), resizer: newResizer(dir, newPods(answer(t), silent), nil, nil, metrics, silent)}, fake
+				running:  []*front{{FrontEnd: fake.frontEnd()}},
+				reporter: newReporter(nil, "n", nil, metrics, silent), resizer: newResizer(dir, newPods(answer(t), silent), nil, nil, metrics, silent)},
+			fake
 	}
 	a, fake := newAgent()
 	look := func(updates, sick int, reason string) {

@@ -15,15 +15,17 @@ import (
 	"github.com/opencgpu/cgpu/pkg/web"
 )
 
-// serveHealth answers /healthz, /readyz, /metrics, unless it is off /v1/smi, and where it is on /web/ until stop. It has no profiles and takes
-// nothing in; answers are made one at a time, and few wait or watch the page, so that who may reach the port can cost the agent little.
+// serveHealth answers /healthz, /readyz, /metrics, unless it is off /v1/smi, and where it is on /web/ until stop. It has no profiles and
+// takes nothing in; answers are made one at a time, and few wait or watch the page, so that who may reach the port can cost the agent
+// little.
 func serveHealth(address string, a *agent) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("agent: --health-address %q: %w: want a free address such as :9470 or 127.0.0.1:9470", address, err)
 	}
-	s := &http.Server{Handler: healthHandler(a), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 20 * time.Second,
-		IdleTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10}
+	s := &http.Server{Handler: healthHandler(a), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second,
+		WriteTimeout: 20 * time.Second,
+		IdleTimeout:  30 * time.Second, MaxHeaderBytes: 8 << 10}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -15,8 +15,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/web"
 )
 
-// TestPage: the page is at the port where it is asked for, with what keeps it there: requests by an address or localhost alone, nobody's frame,
-// nothing to write, so many viewers; and what others ask the port is as ever.
+// TestPage: the page is at the port where it is asked for, with what keeps it there: requests by an address or localhost alone, nobody's
+// frame, nothing to write, so many viewers; and what others ask the port is as ever.
 func TestPage(t *testing.T) {
 	n := nodetest.New(t)
 	serve := func(page *web.Page) *httptest.Server {

@@ -155,8 +155,9 @@ func TestReadPod(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	full.DeletionTimestamp, full.Status.StartTime, full.Status.Phase = nil, nil, v1.PodPending
-	list, err := readList(deviceplugin.Names{}, bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"},
-		Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2, func(*pod) {})
+	list, err := readList(deviceplugin.Names{}, bytes.NewReader(encoded(t,
+		&v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"},
+			Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2, func(*pod) {})
 	if err != nil || list.ResourceVersion != "9" || list.Continue != "more" || len(list.Items) != 2 ||
 		!reflect.DeepEqual(list.Items[0], got) || list.Items[1].Name != "db" {
 		t.Errorf("%+v, %v", list, err)
@@ -229,10 +230,12 @@ func TestReadBroken(t *testing.T) {
 			t.Fatalf("%d of %d bytes are taken", n, len(whole))
 		}
 	}
-	if _, err := readList(deviceplugin.Names{}, bytes.NewReader(encoded(t, &v1.ConfigMapList{})), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
+	if _, err := readList(deviceplugin.Names{}, bytes.NewReader(encoded(t, &v1.ConfigMapList{})), 9,
+		func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
 		t.Errorf("a list of something else: %v", err)
 	}
-	if _, err := readFrame(deviceplugin.Names{}, bufio.NewReader(bytes.NewReader(framed(t, watch.Added, &v1.ConfigMap{})))); !errors.Is(err, wire.ErrFormat) {
+	if _, err := readFrame(deviceplugin.Names{}, bufio.NewReader(bytes.NewReader(framed(t, watch.Added, &v1.ConfigMap{})))); !errors.Is(err,
+		wire.ErrFormat) {
 		t.Errorf("something else: %v", err)
 	}
 	if _, err := readList(deviceplugin.Names{}, strings.NewReader(`{"kind":"PodList"}`), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {

@@ -67,7 +67,8 @@ func TestProbe(t *testing.T) {
 	ask("", "dra: no kubelet?")
 	a.looked.Store(time.Now().Add(-stuck - time.Second))
 	ask("has not looked", "no kubelet")
-	if alive, ready := AskProbe(ProbeSocket(t.Name(), "another")); alive == nil || ready == nil || !strings.Contains(alive.Error(), "--pod-uid") {
+	if alive, ready := AskProbe(ProbeSocket(t.Name(), "another")); alive == nil || ready == nil ||
+		!strings.Contains(alive.Error(), "--pod-uid") {
 		t.Errorf("%v, %v", alive, ready)
 	}
 }

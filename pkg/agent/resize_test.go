@@ -32,7 +32,8 @@ import (
 )
 
 func given() ledger.VGPU {
-	return ledger.VGPU{UUID: "GPU-0", Slice: quota.Slice{Limit: 6 * quota.GiB, Spill: quota.GiB, Share: quota.Share{Weight: 3, Percent: 30, Priority: quota.PriorityDefault}}}
+	return ledger.VGPU{UUID: "GPU-0", Slice: quota.Slice{Limit: 6 * quota.GiB, Spill: quota.GiB,
+		Share: quota.Share{Weight: 3, Percent: 30, Priority: quota.PriorityDefault}}}
 }
 
 func recordOf(plugin bool) ledger.Record {
@@ -84,27 +85,34 @@ func TestWish(t *testing.T) {
 		"memory, the node has none": {now: map[string]string{annotationLimit: "7Gi"}, refused: true, want: "headroom in cgpu.toml"},
 		"memory, no label": {now: map[string]string{annotationLimit: "7Gi"}, labels: map[string]string{"x": "y"}, refused: true,
 			want: "may have 0MiB beyond that for all containers of the share (label cgpu.io/max-resize-memory)"},
-		"memory, beyond the label": {now: map[string]string{annotationLimit: "9Gi"}, labels: map[string]string{labelMaxMemory: "2Gi"}, refused: true,
+		"memory, beyond the label": {now: map[string]string{annotationLimit: "9Gi"},
+			labels: map[string]string{labelMaxMemory: "2Gi"}, refused: true,
 			want: "may have 2048MiB beyond that"},
-		"memory, a label that is none": {now: map[string]string{annotationLimit: "7Gi"}, labels: map[string]string{labelMaxMemory: "much"}, refused: true,
+		"memory, a label that is none": {now: map[string]string{annotationLimit: "7Gi"},
+			labels: map[string]string{labelMaxMemory: "much"}, refused: true,
 			want: "label cgpu.io/max-resize-memory"},
 		"percent, the node has none": {now: map[string]string{annotationPercent: "31"}, refused: true, want: "headroom_cores in cgpu.toml"},
-		"percent, beyond the label": {now: map[string]string{annotationPercent: "36"}, labels: map[string]string{labelMaxCores: "5"}, refused: true,
+		"percent, beyond the label": {now: map[string]string{annotationPercent: "36"},
+			labels: map[string]string{labelMaxCores: "5"}, refused: true,
 			want: "30 percent was allocated, and pods of this namespace may have 5 beyond"},
-		"percent, a negative label": {now: map[string]string{annotationPercent: "31"}, labels: map[string]string{labelMaxCores: "-5"}, refused: true,
+		"percent, a negative label": {now: map[string]string{annotationPercent: "31"},
+			labels: map[string]string{labelMaxCores: "-5"}, refused: true,
 			want: "want a quantity"},
 		"weight, beyond the label": {now: map[string]string{annotationWeight: "7"}, claim: true, labels: map[string]string{labelMaxWeight: "6"},
 			refused: true, want: "may have 6"},
-		"weight, any": {now: map[string]string{annotationWeight: "9"}, claim: true, labels: map[string]string{labelAllowWeight: "true"}, want: "weight 9"},
+		"weight, any": {now: map[string]string{annotationWeight: "9"}, claim: true,
+			labels: map[string]string{labelAllowWeight: "true"}, want: "weight 9"},
 		"weight, the label that bounds counts": {now: map[string]string{annotationWeight: "9"}, claim: true,
 			labels: map[string]string{labelAllowWeight: "true", labelMaxWeight: "4"}, refused: true, want: "may have 4"},
 		"priority is no matter of these": {now: map[string]string{annotationPriority: "high"}, claim: true,
 			labels: map[string]string{labelMaxMemory: "2Gi", labelAllowWeight: "true"}, refused: true, want: "default was allocated"},
 		"all or nothing": {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "9"}, refused: true, want: "gpu-schd-weight"},
 		"forged GPU":     {now: map[string]string{annotationLimit: "4Gi"}, want: "limit 4096MiB"},
-		"memory, for two containers": {now: map[string]string{annotationLimit: "8Gi"}, containers: 2, labels: map[string]string{labelMaxMemory: "3Gi"},
+		"memory, for two containers": {now: map[string]string{annotationLimit: "8Gi"}, containers: 2,
+			labels:  map[string]string{labelMaxMemory: "3Gi"},
 			refused: true, want: "may have 3072MiB beyond that for all containers of the share"},
-		"percent, for two containers": {now: map[string]string{annotationPercent: "36"}, containers: 2, labels: map[string]string{labelMaxCores: "10"},
+		"percent, for two containers": {now: map[string]string{annotationPercent: "36"}, containers: 2,
+			labels:  map[string]string{labelMaxCores: "10"},
 			refused: true, want: "may have 10 beyond that for all containers"},
 		"only what changed": {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "2"},
 			before: map[string]string{annotationLimit: "4Gi"}, want: "weight 2"},
@@ -394,7 +402,8 @@ func TestRaise(t *testing.T) {
 		t.Errorf("it is so: %v, asked %d times", err, b.asked)
 	}
 	b.put(map[string]string{annotationLimit: "10Gi", annotationPercent: "40"}) // of which the namespace may have 4, and the node has 3
-	if err := b.apply("ns/web"); err == nil || !strings.Contains(err.Error(), "that no scheduler gives out") || b.slice().Limit != 8*quota.GiB {
+	if err := b.apply("ns/web"); err == nil || !strings.Contains(err.Error(), "that no scheduler gives out") ||
+		b.slice().Limit != 8*quota.GiB {
 		t.Errorf("the scheduler's: %v, %+v", err, b.slice())
 	}
 	b = newBench(t, dir) // an agent that starts again, on a node that keeps nothing any more

@@ -12,7 +12,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-// fresh is how long an answer serves: whoever reaches the port makes the agent ask the guards, and write the answer, once in this time, no oftener.
+// fresh is how long an answer serves: whoever reaches the port makes the agent ask the guards, and write the answer, once in this time, no
+// oftener.
 const fresh = time.Second
 
 // kept is what makes an answer, which then serves for a while. One at a time makes it, and who does not read his keeps nobody waiting.

@@ -73,7 +73,8 @@ func TestSMI(t *testing.T) {
 			c.Close()
 		}
 	}()
-	record.VGPUs = []ledger.VGPU{{UUID: gpu.UUID, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}
+	record.VGPUs = []ledger.VGPU{{UUID: gpu.UUID,
+		Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}
 	if _, err := ledger.Open(dir).Reserve(ledger.Request{Record: record, GPUs: []ledger.GPU{{UUID: gpu.UUID, Memory: gpu.Memory}},
 		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}}); err != nil {
 		t.Fatal(err)

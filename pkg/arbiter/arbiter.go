@@ -190,8 +190,8 @@ func (a *Arbiter) gone(now time.Duration) bool {
 	return false
 }
 
-// meet begins with a vGPU, or goes on with what the arbiter before knew of it. The row is in the guard's entry: times to come in it must not
-// become everybody's.
+// meet begins with a vGPU, or goes on with what the arbiter before knew of it. The row is in the guard's entry: times to come in it must
+// not become everybody's.
 func (a *Arbiter) meet(g *peerpage.Guest, now time.Duration) *vgpu {
 	v := &vgpu{load: 1}
 	if said, ok := a.page.RowOf(g.Place); ok {

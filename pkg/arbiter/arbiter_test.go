@@ -85,7 +85,8 @@ func newNode(t testing.TB) *node {
 
 // begin has another arbiter take over, of which the source has been enabled for a while.
 func (n *node) begin(source *ring) {
-	o := Options{RunDir: n.dir, UUID: testGPU, Timing: sched.DefaultTiming(), Log: slog.New(slog.DiscardHandler), Now: func() time.Duration { return n.gpu.Now() }}
+	o := Options{RunDir: n.dir, UUID: testGPU, Timing: sched.DefaultTiming(), Log: slog.New(slog.DiscardHandler),
+		Now: func() time.Duration { return n.gpu.Now() }}
 	if n.records {
 		o.Source = source
 	}
@@ -342,12 +343,14 @@ func (n *node) check(what string) {
 		}
 		want := n.truth(v.says.PIDs, row.UpTo)
 		if row.GPUTime != want.GPUTime || row.Switches != want.Switches {
-			n.Errorf("%s: vGPU %d: %v and %d switches up to %v, records say %v and %d", what, i, row.GPUTime, row.Switches, row.UpTo-epoch, want.GPUTime, want.Switches)
+			n.Errorf("%s: vGPU %d: %v and %d switches up to %v, records say %v and %d", what, i, row.GPUTime, row.Switches, row.UpTo-epoch,
+				want.GPUTime, want.Switches)
 		}
 	}
 }
 
-// TestAccounts: the accounts of a crowd are what the records say, to the nanosecond, and what they were entitled to adds up to it, within 1 %.
+// TestAccounts: the accounts of a crowd are what the records say, to the nanosecond, and what they were entitled to adds up to it, within 1
+// %.
 func TestAccounts(t *testing.T) {
 	for seed := range uint64(4) {
 		n := newNode(t)
@@ -722,7 +725,8 @@ func TestApart(t *testing.T) {
 		load  bool
 		think time.Duration
 		apart bool
-	}{{"a loop", true, 15 * us, true}, {"one who leaves the GPU idle", true, 5 * ms, false}, {"the load is not known", false, 15 * us, false}} {
+	}{{"a loop", true, 15 * us, true}, {"one who leaves the GPU idle", true, 5 * ms, false},
+		{"the load is not known", false, 15 * us, false}} {
 		n := newNode(t)
 		n.load = c.load
 		n.begin(n.standby())

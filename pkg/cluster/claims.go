@@ -76,7 +76,8 @@ func (c *accounts) claims(list []resourceapi.ResourceClaim) {
 				continue
 			}
 			g := c.gpu(device{r.Pool, r.Device})
-			s := Share{Namespace: claim.Namespace, Claim: claim.Name, Pods: append([]string{}, pods...), Admin: r.AdminAccess != nil && *r.AdminAccess}
+			s := Share{Namespace: claim.Namespace, Claim: claim.Name, Pods: append([]string{}, pods...),
+				Admin: r.AdminAccess != nil && *r.AdminAccess}
 			if r.ShareID != nil {
 				s.ShareID = string(*r.ShareID)
 			}

@@ -31,7 +31,8 @@ func pod(name, on, units, index string) corev1.Pod {
 }
 
 func slice(on string, index ...int64) resourceapi.ResourceSlice {
-	s := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: Driver, NodeName: &on, Pool: resourceapi.ResourcePool{Name: on, Generation: 1}}}
+	s := resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Driver: Driver, NodeName: &on,
+		Pool: resourceapi.ResourcePool{Name: on, Generation: 1}}}
 	for _, i := range index {
 		s.Spec.Devices = append(s.Spec.Devices, resourceapi.Device{Name: string(rune('a' + i)),
 			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"index": {IntValue: &i}},
@@ -42,7 +43,8 @@ func slice(on string, index ...int64) resourceapi.ResourceSlice {
 
 // The guess of the unit: a GPU of 141 GiB is not one of 141 MiB.
 func TestUnit(t *testing.T) {
-	for units, want := range map[string]quota.Bytes{"141": 141 * quota.GiB, "1023": 1023 * quota.GiB, "1024": quota.GiB, "143771": 143771 * quota.MiB} {
+	for units, want := range map[string]quota.Bytes{"141": 141 * quota.GiB, "1023": 1023 * quota.GiB, "1024": quota.GiB,
+		"143771": 143771 * quota.MiB} {
 		c := Of(Objects{Nodes: []corev1.Node{node("n", map[corev1.ResourceName]string{resourceMemory: units})}})
 		if len(c.Nodes) != 1 || c.Nodes[0].Total != want {
 			t.Errorf("%s units: %+v, want %v", units, c.Nodes, want)
@@ -89,7 +91,8 @@ func TestHostileIndex(t *testing.T) {
 
 // A slice may say what it wants of the index, a node of its count.
 func TestHostileNumbers(t *testing.T) {
-	c := Of(Objects{Slices: []resourceapi.ResourceSlice{slice("n", 0, 1<<40, -5)}, Nodes: []corev1.Node{node("m", map[corev1.ResourceName]string{resourceMemory: "5", resourceCount: "1000000000"})}})
+	c := Of(Objects{Slices: []resourceapi.ResourceSlice{slice("n", 0, 1<<40, -5)},
+		Nodes: []corev1.Node{node("m", map[corev1.ResourceName]string{resourceMemory: "5", resourceCount: "1000000000"})}})
 	for _, n := range c.Nodes {
 		if len(n.GPUs) > maxIndex {
 			t.Errorf("%s: %d GPUs", n.Name, len(n.GPUs))

@@ -46,7 +46,8 @@ func waiting(o Objects) []Waiting {
 		}
 		// Of a template there may be no claim yet, of which class it will be nobody here knows.
 		if why := whyPod(p); why != "" && len(wants) > 0 {
-			list = append(list, Waiting{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Wants: strings.Join(wants, "; "), Why: why})
+			list = append(list, Waiting{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName,
+				Wants: strings.Join(wants, "; "), Why: why})
 		}
 	}
 	for i := range o.Claims {

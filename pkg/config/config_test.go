@@ -216,7 +216,8 @@ func TestLimits(t *testing.T) {
 		"limits = \"both\"\nenforcement = \"preload\"": {enforcement: device.EnforcePreload, driver: true, unguarded: `enforcement = "preload"`},
 	} {
 		c, err := Parse("f", []byte(text))
-		if got := c.Settings; err != nil || got.Enforcement != want.enforcement || got.DriverLimits != want.driver || got.Unguarded() != want.unguarded {
+		if got := c.Settings; err != nil || got.Enforcement != want.enforcement || got.DriverLimits != want.driver ||
+			got.Unguarded() != want.unguarded {
 			t.Errorf("%s: %s, driver %v, %s, %v, want %+v", text, got.Enforcement, got.DriverLimits, got.Unguarded(), err, want)
 		}
 	}
@@ -333,8 +334,10 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if s := c.Settings; s.Card().Validate() != nil || !(s.Overcommit >= 1) || len(s.Runtimes) == 0 || len(c.Sim.GPUs) == 0 || s.MinTimeslice > s.BaseTimeslice ||
-			s.MaxSpill.Of(quota.GiB) > maxSize || s.SpillReserve.Percent < 0 || s.SpillReserve.Percent > 100 || s.Enforcement == "" || s.Managed == "" {
+		if s := c.Settings; s.Card().Validate() != nil || !(s.Overcommit >= 1) || len(s.Runtimes) == 0 || len(c.Sim.GPUs) == 0 ||
+			s.MinTimeslice > s.BaseTimeslice ||
+			s.MaxSpill.Of(quota.GiB) > maxSize || s.SpillReserve.Percent < 0 || s.SpillReserve.Percent > 100 ||
+			s.Enforcement == "" || s.Managed == "" {
 			t.Errorf("accepted %+v", c)
 		}
 	})

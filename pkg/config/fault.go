@@ -62,7 +62,8 @@ func decodeError(name string, text []byte, err error) error {
 		first := unknown.Errors[0]
 		line, _ := first.Position()
 		keys := first.Key()
-		return fmt.Errorf("config: %s: unknown key %s: want one of docs/variables.md, each with its default in configs/cgpu.toml of the sources%s",
+		return fmt.Errorf("config: %s: unknown key %s: want one of docs/variables.md, each with its default in configs/cgpu.toml of the "+
+			"sources%s",
 			at(name, line), strings.Join(keys, "."), suggest.DidYouMean(keys[len(keys)-1], siblings(keys)))
 	}
 	bad, ok := errors.AsType[*toml.DecodeError](err)

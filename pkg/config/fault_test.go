@@ -56,7 +56,8 @@ func TestFaultsInWords(t *testing.T) {
 
 // A size reads alike with and without quotation marks.
 func TestSizesWithoutQuotes(t *testing.T) {
-	for text, want := range map[string]quota.Bytes{"6": 6 * quota.GiB, `"6"`: 6 * quota.GiB, "1.5": 1536 * quota.MiB, `"1.5"`: 1536 * quota.MiB, "0": 0, `"0"`: 0} {
+	for text, want := range map[string]quota.Bytes{"6": 6 * quota.GiB, `"6"`: 6 * quota.GiB, "1.5": 1536 * quota.MiB,
+		`"1.5"`: 1536 * quota.MiB, "0": 0, `"0"`: 0} {
 		got, err := Parse("f", []byte("max_spill = "+text+"\ncontext_overhead = "+text+"\n"))
 		if err != nil || got.Settings.MaxSpill != (device.Part{Bytes: want}) || got.Settings.ContextOverhead != want {
 			t.Errorf("%s: %v, %v, %v", text, got.Settings.MaxSpill, got.Settings.ContextOverhead, err)

@@ -181,9 +181,15 @@ func TestKernelFiles(t *testing.T) {
 		{"counters off", map[string]string{"proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}, checkCounters, OK, "off"},
 		{"counters off", map[string]string{"proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}, checkCounters, OK, "off"},
 		{"no driver", nil, checkDriver, Fail, "no NVIDIA driver"},
-		{"known driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 12.2.0\n"}, checkDriver, OK, "580.159.04, open modules"},
-		{"closed driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.86.05  Fri Jul 14\n"}, checkDriver, OK, "proprietary"},
-		{"new driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  600.10.01  Release Build\n"}, checkDriver, Fail, "600 is not known"},
+		{"known driver",
+			map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release " +
+				"Build\nGCC version: 12.2.0\n"}, checkDriver, OK, "580.159.04, open modules"},
+		{"closed driver",
+			map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.86.05  Fri Jul 14\n"},
+			checkDriver, OK, "proprietary"},
+		{"new driver",
+			map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  600.10.01  Release Build\n"},
+			checkDriver, Fail, "600 is not known"},
 		{"damaged version", map[string]string{"proc/driver/nvidia/version": "NVRM version:"}, checkDriver, Fail, "no version"},
 		{"MIG", map[string]string{"proc/driver/nvidia/capabilities/gpu0/mig/gi1/access": ""}, checkMIG, Warn, "1 MIG instance"},
 		{"MIG mode", map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\necho Disabled\necho Enabled\n"}, checkMIG, Warn, "GPU 1"},
@@ -191,8 +197,10 @@ func TestKernelFiles(t *testing.T) {
 		{"persistent", map[string]string{"var/run/nvidia-persistenced/socket": ""}, checkPersistence, OK, "persistenced"},
 		{"not persistent", map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\necho Enabled\necho Disabled\n"}, checkPersistence, Warn, "GPU 1"},
 		{"nobody knows", nil, checkPersistence, Skip, "not installed"},
-		{"GSP", map[string]string{"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA H200\nGPU Firmware: \t 580.159.04\n"}, checkGSP, OK, "580.159.04"},
-		{"no GSP", map[string]string{"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: Tesla V100\nGPU Firmware: \t N/A\n"}, checkGSP, Warn, "0000:01:00.0"},
+		{"GSP", map[string]string{"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA H200\nGPU Firmware: \t 580.159.04\n"},
+			checkGSP, OK, "580.159.04"},
+		{"no GSP", map[string]string{"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: Tesla V100\nGPU Firmware: \t N/A\n"}, checkGSP,
+			Warn, "0000:01:00.0"},
 		{"no GPU", nil, checkGSP, Skip, "no GPU"},
 	} {
 		h := files(t, tt.files)
@@ -236,8 +244,10 @@ case $1 in --version) echo "runc version 1.1.5" ;; features) echo '{"linux":{"se
 		{"none", nil, []string{"runc", "crun"}, Fail, Skip, "no runtime"},
 		{"not executable", map[string]string{"usr/bin/runc": "x"}, []string{"runc"}, Fail, Skip, "no runtime"},
 		{"broken", map[string]string{"usr/bin/runc": "#!/bin/sh\nexit 1\n"}, []string{"runc"}, Fail, Skip, "no runtime"},
-		{"old crun", map[string]string{"usr/bin/crun": "#!/bin/sh\n[ $1 = --version ] && printf 'crun version 1.8.1\\n+SYSTEMD +SECCOMP\\n'\n"}, []string{"runc", "crun"}, OK, OK, "crun with seccomp"},
-		{"old runc", map[string]string{"usr/bin/runc": "#!/bin/sh\n[ $1 = --version ] && echo runc version 1.0.3\n"}, []string{"runc"}, OK, Fail, "1.0.3"},
+		{"old crun", map[string]string{"usr/bin/crun": "#!/bin/sh\n[ $1 = --version ] && printf 'crun version 1.8.1\\n+SYSTEMD +SECCOMP\\n'\n"},
+			[]string{"runc", "crun"}, OK, OK, "crun with seccomp"},
+		{"old runc", map[string]string{"usr/bin/runc": "#!/bin/sh\n[ $1 = --version ] && echo runc version 1.0.3\n"},
+			[]string{"runc"}, OK, Fail, "1.0.3"},
 	} {
 		h := files(t, tt.files)
 		h.loaded, h.tableErr = true, device.ErrMissing
@@ -264,13 +274,17 @@ case $1 in --version) echo "runc version 1.1.5" ;; features) echo '{"linux":{"se
 }
 
 func TestTrials(t *testing.T) {
-	good := []gpusched.Trial{{What: gpusched.TryClient}, {What: gpusched.TryGroup}, {What: gpusched.TryClient, GPU: 1}, {What: gpusched.TryGroup, GPU: 1}}
+	good := []gpusched.Trial{{What: gpusched.TryClient}, {What: gpusched.TryGroup}, {What: gpusched.TryClient, GPU: 1},
+		{What: gpusched.TryGroup, GPU: 1}}
 	expect(t, "good", judgeTrials(TrialReport{Trials: good}), OK, "client, group on 2 GPUs")
-	for what, status := range map[string]Status{gpusched.TryClient: Fail, gpusched.TryTimeslice: Fail, gpusched.TryGroup: Warn, gpusched.TryPause: Warn, gpusched.TrySwitches: Warn} {
-		expect(t, what, judgeTrials(TrialReport{Trials: append(good, gpusched.Trial{What: what, GPU: 1, Refused: "because"})}), status, "GPU 1: "+what+": because (")
+	for what, status := range map[string]Status{gpusched.TryClient: Fail, gpusched.TryTimeslice: Fail, gpusched.TryGroup: Warn,
+		gpusched.TryPause: Warn, gpusched.TrySwitches: Warn} {
+		expect(t, what, judgeTrials(TrialReport{Trials: append(good, gpusched.Trial{What: what, GPU: 1, Refused: "because"})}), status,
+			"GPU 1: "+what+": because (")
 	}
 	// A warning after a failure does not hide it.
-	expect(t, "both", judgeTrials(TrialReport{Trials: []gpusched.Trial{{What: gpusched.TryTimeslice, Refused: "a"}, {What: gpusched.TryPause, Refused: "b"}}}), Fail, "b")
+	expect(t, "both", judgeTrials(TrialReport{Trials: []gpusched.Trial{{What: gpusched.TryTimeslice, Refused: "a"},
+		{What: gpusched.TryPause, Refused: "b"}}}), Fail, "b")
 	expect(t, "none", judgeTrials(TrialReport{Err: "no driver"}), Fail, "no driver")
 }
 
@@ -290,12 +304,14 @@ func TestMemory(t *testing.T) {
 		{"more than allowed", half, 100 * g, 90 * g, 60 * g, Warn, "max_spill is 51200MiB"},
 		{"not known", half, 0, 0, 0, Warn, "cgpu refresh"},
 		{"too large", device.Config{MaxSpill: device.Part{Bytes: 200 * g}}, 100 * g, 90 * g, 0, Warn, "more than the host's"},
-		{"all but the reserve", device.Config{MaxSpill: device.Part{Percent: 90}, SpillReserve: device.Part{Percent: 10}}, 100 * g, 90 * g, 0, OK, ""},
+		{"all but the reserve", device.Config{MaxSpill: device.Part{Percent: 90}, SpillReserve: device.Part{Percent: 10}},
+			100 * g, 90 * g, 0, OK, ""},
 	} {
 		expect(t, tt.name, judgeMemory(tt.c, tt.total, tt.available, tt.given), tt.status, tt.says)
 	}
 	for text, want := range map[string]quota.Bytes{
-		"MemTotal: 100 kB\nMemAvailable:   64 kB\n": 64 * quota.KiB, "MemAvailable: x kB": 0, "MemAvailable: 64": 0, "": 0, "MemAvailable: 99999999999999999999999 kB": 0,
+		"MemTotal: 100 kB\nMemAvailable:   64 kB\n": 64 * quota.KiB, "MemAvailable: x kB": 0, "MemAvailable: 64": 0, "": 0,
+		"MemAvailable: 99999999999999999999999 kB": 0,
 	} {
 		if got := memAvailable(text); got != want {
 			t.Errorf("%q: %v, want %v", text, got, want)
@@ -306,8 +322,10 @@ func TestMemory(t *testing.T) {
 func TestGuards(t *testing.T) {
 	expect(t, "none", judgeGuards(nil), OK, "no container runs")
 	expect(t, "one", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "gone", Dead: true, Bad: true}}), OK, "the one")
-	expect(t, "alone", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "running", Alone: true}}), Warn, "GPU time of b")
-	expect(t, "dead", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "guard dead", Bad: true}}), Fail, "b: guard dead")
+	expect(t, "alone", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "running", Alone: true}}),
+		Warn, "GPU time of b")
+	expect(t, "dead", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "guard dead", Bad: true}}),
+		Fail, "b: guard dead")
 }
 
 func TestLeftovers(t *testing.T) {
@@ -347,7 +365,8 @@ func TestPrograms(t *testing.T) {
 		if err := os.Chmod(h.Root, mode); err != nil { // the folder above
 			t.Fatal(err)
 		}
-		expect(t, mode.String(), checkPrograms(&Host{Root: h.Root, RunDir: h.RunDir, Bin: h.Bin, loaded: true, tableErr: h.tableErr, UID: h.UID, config: h.config, Version: "unknown"}), want, "")
+		expect(t, mode.String(), checkPrograms(&Host{Root: h.Root, RunDir: h.RunDir, Bin: h.Bin, loaded: true, tableErr: h.tableErr, UID: h.UID,
+			config: h.config, Version: "unknown"}), want, "")
 	}
 	if err := os.Chmod(h.Root, 0o755); err != nil {
 		t.Fatal(err)
@@ -356,7 +375,8 @@ func TestPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, "missing", checkPrograms(h), Fail, "lacks cgpu-guard")
-	expect(t, "mixed", judgePrograms("/bin", "v1", nil, nil, map[string][]string{"a": {"cgpu"}, "b": {"cgpu-hook"}}), Warn, "cgpu of a; cgpu-hook of b")
+	expect(t, "mixed", judgePrograms("/bin", "v1", nil, nil, map[string][]string{"a": {"cgpu"}, "b": {"cgpu-hook"}}), Warn,
+		"cgpu of a; cgpu-hook of b")
 }
 
 func TestState(t *testing.T) {
@@ -375,8 +395,9 @@ func TestState(t *testing.T) {
 	expect(t, "no limiter in preload mode", checkLimiter(h), Fail, "no container")
 	expect(t, "preload", checkEnforcement(h), Warn, "walked around")
 	smi := files(t, map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\necho Disabled\n"})
-	for setting, word := range map[string]string{device.EnforceGuard: "and memory by NVIDIA's driver, too", device.EnforcePreload: `, too (limits = "both")`,
-		device.EnforceDriver: "memory alone is limited"} {
+	for setting, word := range map[string]string{device.EnforceGuard: "and memory by NVIDIA's driver, too",
+		device.EnforcePreload: `, too (limits = "both")`,
+		device.EnforceDriver:  "memory alone is limited"} {
 		h.config.Settings.Enforcement, h.config.Settings.DriverLimits = setting, true
 		want := Warn
 		if setting == device.EnforceGuard {
@@ -408,7 +429,8 @@ func TestDead(t *testing.T) {
 	book := ledger.Open(h.RunDir)
 	uuid := "GPU-00000000-0000-0000-0000-000000000000"
 	_, err := book.Reserve(ledger.Request{Record: ledger.Record{ID: "a", Nonce: "0123456789abcdef", LauncherPID: os.Getpid(),
-		VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: quota.MiB, Share: quota.Share{Weight: 1}}}}}, GPUs: []ledger.GPU{{UUID: uuid, Memory: quota.GiB}}, Card: config.Default().Settings.Card()})
+		VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: quota.MiB, Share: quota.Share{Weight: 1}}}}},
+		GPUs: []ledger.GPU{{UUID: uuid, Memory: quota.GiB}}, Card: config.Default().Settings.Card()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -423,7 +445,8 @@ func TestDead(t *testing.T) {
 }
 
 func TestRoomy(t *testing.T) {
-	table := &device.Table{GPUs: []device.GPU{{UUID: "a", Memory: quota.GiB}, {UUID: "b", Memory: quota.GiB}}, Config: device.Config{Overcommit: 1, MaxInst: 2}}
+	table := &device.Table{GPUs: []device.GPU{{UUID: "a", Memory: quota.GiB}, {UUID: "b", Memory: quota.GiB}},
+		Config: device.Config{Overcommit: 1, MaxInst: 2}}
 	record := func(uuid string, limit quota.Bytes) ledger.Record {
 		return ledger.Record{VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: limit}}}}
 	}

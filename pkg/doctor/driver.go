@@ -36,15 +36,24 @@ var driverChecks = []Check{
 		Remedy: "nvidia-modprobe -u -c 0 makes the nodes; then cgpu refresh", Run: checkNodes},
 	{Name: "gsp", Means: "The GPUs run GSP firmware, as they do under the open kernel modules; cgpu is tested with these.",
 		Remedy: "use the open kernel modules on Turing and newer GPUs", Run: checkGSP},
-	{Name: "scheduling", Means: "The driver takes what shares out the GPU's time: an RM client, a channel group of our own without work, its timeslice, the control that pauses, records of context switches.",
+	{Name: "scheduling",
+		Means: "The driver takes what shares out the GPU's time: an RM client, a channel group of our own without work, its timeslice, the " +
+			"control that pauses, records of context switches.",
 		Remedy: "use a driver version that docs/measurements.md names as tested; memory limits hold without", Run: checkScheduling},
-	{Name: "hmm", Means: "The driver cannot move ordinary host memory of programs to the GPU, which counts against no limit (module parameter uvm_disable_hmm).",
-		Remedy: "write `options nvidia-uvm uvm_disable_hmm=1` to /etc/modprobe.d/cgpu.conf and load nvidia-uvm again; or set hmm = true in cgpu.toml to accept it", Run: checkHMM},
-	{Name: "counters", Means: "Hardware counters are off for containers (`profiling` in cgpu.toml), or the driver lets users read them, as a guard is one (NVreg_RestrictProfilingToAdminUsers).",
-		Remedy: "write `options nvidia NVreg_RestrictProfilingToAdminUsers=0` to /etc/modprobe.d/cgpu.conf and load nvidia again, or set profiling = false in cgpu.toml", Run: checkCounters},
+	{Name: "hmm",
+		Means: "The driver cannot move ordinary host memory of programs to the GPU, which counts against no limit (module parameter " +
+			"uvm_disable_hmm).",
+		Remedy: "write `options nvidia-uvm uvm_disable_hmm=1` to /etc/modprobe.d/cgpu.conf and load nvidia-uvm again; or set hmm = true in " +
+			"cgpu.toml to accept it", Run: checkHMM},
+	{Name: "counters",
+		Means: "Hardware counters are off for containers (`profiling` in cgpu.toml), or the driver lets users read them, as a guard is one " +
+			"(NVreg_RestrictProfilingToAdminUsers).",
+		Remedy: "write `options nvidia NVreg_RestrictProfilingToAdminUsers=0` to /etc/modprobe.d/cgpu.conf and load nvidia again, or set " +
+			"profiling = false in cgpu.toml", Run: checkCounters},
 	{Name: "mig", Means: "No GPU is in MIG mode: its parts are not sliced further.",
 		Remedy: "nvidia-smi -i N -mig 0, if the GPU shall be shared by cgpu", Run: checkMIG},
-	{Name: "persistence", Means: "The driver stays loaded without users (persistence mode); otherwise the first call after a pause takes seconds.",
+	{Name: "persistence",
+		Means:  "The driver stays loaded without users (persistence mode); otherwise the first call after a pause takes seconds.",
 		Remedy: "start nvidia-persistenced, or nvidia-smi -pm 1", Run: checkPersistence},
 }
 
@@ -90,7 +99,8 @@ func checkDriver(h *Host) Result {
 		kind = "open modules"
 	}
 	if abi.Guessed() {
-		return warn("%s (%s) is of an unknown branch, let in by allow_unknown_driver", version, kind).but("update cgpu, or use a driver of branch %s", strings.Join(rm.KnownBranches(), ", "))
+		return warn("%s (%s) is of an unknown branch, let in by allow_unknown_driver", version, kind).
+			but("update cgpu, or use a driver of branch %s", strings.Join(rm.KnownBranches(), ", "))
 	}
 	return ok("%s, %s", version, kind)
 }
@@ -197,7 +207,8 @@ func tryDriver(h *Host, limit time.Duration) Result {
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		return fail("the driver did not answer within %v; process %d is left waiting for it", limit, cmd.Process.Pid).but("look at dmesg for Xid and NVRM lines")
+		return fail("the driver did not answer within %v; process %d is left waiting for it", limit, cmd.Process.Pid).
+			but("look at dmesg for Xid and NVRM lines")
 	}
 	var report TrialReport
 	if err != nil || json.Unmarshal(out.Bytes(), &report) != nil {

@@ -35,22 +35,27 @@ type runtimes struct {
 
 var engines = []engine{
 	{"docker", "dockerd", []string{"/etc/docker/daemon.json"}, readDocker, "systemctl reload docker"},
-	{"containerd", "containerd", []string{setup.ContainerdConfig, "/etc/containerd/conf.d/*.toml", setup.K3sConfig, setup.RKE2Config}, readContainerd, "systemctl restart containerd (k3s, rke2-server …)"},
+	{"containerd", "containerd", []string{setup.ContainerdConfig, "/etc/containerd/conf.d/*.toml", setup.K3sConfig, setup.RKE2Config},
+		readContainerd, "systemctl restart containerd (k3s, rke2-server …)"},
 	{"crio", "crio", []string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"}, readCRIO, "systemctl restart crio"},
-	{"podman", "podman", []string{"/usr/share/containers/containers.conf", "/etc/containers/containers.conf", "/etc/containers/containers.conf.d/*.conf"}, readPodman, ""},
+	{"podman", "podman", []string{"/usr/share/containers/containers.conf", "/etc/containers/containers.conf",
+		"/etc/containers/containers.conf.d/*.conf"}, readPodman, ""},
 }
 
 var engineChecks = func() []Check {
 	var list []Check
 	for _, e := range engines {
 		list = append(list, Check{Name: e.name,
-			Means:  "The configuration of " + e.name + " names cgpu-runtime as a runtime, and that program is there. Skipped where " + e.name + " does not use cgpu.",
+			Means: "The configuration of " + e.name + " names cgpu-runtime as a runtime, and that program is there. Skipped where " + e.name +
+				" does not use cgpu.",
 			Remedy: "cgpu install " + e.name, Run: func(h *Host) Result { return h.checkEngine(e) }})
 	}
 	return append(list,
 		Check{Name: "engines", Means: "At least one engine can start containers through cgpu-runtime.",
 			Remedy: "cgpu install docker, or containerd, k3s, rke2, crio, podman", Run: checkEngines},
-		Check{Name: "toolkit", Means: "NVIDIA's container toolkit, where it is installed, does not stand in cgpu's way: it may serve other containers, but not stack on cgpu-runtime nor give every container the whole card.",
+		Check{Name: "toolkit",
+			Means: "NVIDIA's container toolkit, where it is installed, does not stand in cgpu's way: it may serve other containers, but not " +
+				"stack on cgpu-runtime nor give every container the whole card.",
 			Remedy: "see docs/install.md: cgpu injects the driver files itself", Run: checkToolkit})
 }()
 
@@ -228,10 +233,12 @@ func (h *Host) checkEngine(e engine) Result {
 		}
 		info, err := os.Stat(path)
 		if err != nil || info.Mode()&0o111 == 0 {
-			return fail("runtime %s is %s, where no program is", name, r.paths[name]).but("cgpu install %s, or correct the path; then %s", e.name, cmp.Or(e.reload, "start the container again"))
+			return fail("runtime %s is %s, where no program is", name, r.paths[name]).
+				but("cgpu install %s, or correct the path; then %s", e.name, cmp.Or(e.reload, "start the container again"))
 		}
 		if own, err := os.Stat(filepath.Join(h.Bin, "cgpu-runtime")); err == nil && !os.SameFile(own, info) {
-			return warn("runtime %s is %s, which is not the one beside this cgpu (%s)", name, r.paths[name], h.Bin).but("remove one of the two installations")
+			return warn("runtime %s is %s, which is not the one beside this cgpu (%s)", name, r.paths[name], h.Bin).
+				but("remove one of the two installations")
 		}
 	}
 	if e.name == "docker" && h.dockerLacks(names) {
@@ -288,7 +295,8 @@ const (
 func checkToolkit(h *Host) Result {
 	for _, dir := range []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"} {
 		if path := filepath.Join(dir, toolkitHook); h.there(path) {
-			return warn("%s gives every container of podman or CRI-O that sets NVIDIA_VISIBLE_DEVICES the whole card", path).but("remove the file, and use CDI for containers without a quota")
+			return warn("%s gives every container of podman or CRI-O that sets NVIDIA_VISIBLE_DEVICES the whole card", path).
+				but("remove the file, and use CDI for containers without a quota")
 		}
 	}
 	text, found := h.text(toolkitConfig)
@@ -314,7 +322,8 @@ func judgeToolkit(text string) Result {
 	}
 	for _, r := range f.Runtime.Runtimes {
 		if filepath.Base(r) == "cgpu-runtime" {
-			return fail("%s runs cgpu-runtime below nvidia-container-runtime, which adds whole cards after it", toolkitConfig).but("take cgpu-runtime out of runtimes in that file, and make it a runtime of the engine")
+			return fail("%s runs cgpu-runtime below nvidia-container-runtime, which adds whole cards after it", toolkitConfig).
+				but("take cgpu-runtime out of runtimes in that file, and make it a runtime of the engine")
 		}
 	}
 	return ok("installed, mode %s; it serves containers that are started with its own runtime", cmp.Or(f.Runtime.Mode, "auto"))

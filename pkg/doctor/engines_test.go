@@ -23,18 +23,30 @@ func TestReadEngines(t *testing.T) {
 		byName             string
 		err                string
 	}{
-		{"docker", "docker", `{"runtimes": {"cgpu": {"path": "/usr/local/bin/cgpu-runtime"}, "nvidia": {"path": "nvidia-container-runtime", "args": []}}, "unknown": 1}`, []string{"cgpu"}, "", ""},
-		{"docker's default", "docker", `{"runtimes": {"vgpu": {"path": "cgpu-runtime"}}, "default-runtime": "vgpu"}`, []string{"vgpu"}, "vgpu", ""},
+		{"docker", "docker",
+			`{"runtimes": {"cgpu": {"path": "/usr/local/bin/cgpu-runtime"}, "nvidia": {"path": "nvidia-container-runtime", "args": []}}, "unknown": 1}`, []string{"cgpu"}, "", ""},
+		{"docker's default", "docker", `{"runtimes": {"vgpu": {"path": "cgpu-runtime"}}, "default-runtime": "vgpu"}`,
+			[]string{"vgpu"}, "vgpu", ""},
 		{"docker, empty", "docker", " \n", nil, "", ""},
 		{"docker, no runtimes", "docker", `{"log-driver": "json-file"}`, nil, "", ""},
 		{"docker, comment", "docker", "// x\n{}", nil, "", "invalid character"},
-		{"containerd 1.x", "containerd", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = \"cgpu\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]\nruntime_type = \"io.containerd.runc.v2\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu.options]\nBinaryName = \"/usr/local/bin/cgpu-runtime\"\n", []string{"cgpu"}, "cgpu", ""},
-		{"containerd 2.x", "containerd", "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.cgpu.options]\nBinaryName = '/opt/cgpu-runtime'\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n", []string{"cgpu"}, "", ""},
-		{"containerd, format 1", "containerd", "[plugins.cri.containerd.runtimes.cgpu.options]\nBinaryName = \"cgpu-runtime\"\n", []string{"cgpu"}, "", ""},
+		{"containerd 1.x", "containerd",
+			"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = " +
+				"\"cgpu\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]\nruntime_type = " +
+				"\"io.containerd.runc.v2\"\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu.options]\nBinaryName = " +
+				"\"/usr/local/bin/cgpu-runtime\"\n", []string{"cgpu"}, "cgpu", ""},
+		{"containerd 2.x", "containerd",
+			"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.cgpu.options]\nBinaryName = " +
+				"'/opt/cgpu-runtime'\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n", []string{"cgpu"}, "", ""},
+		{"containerd, format 1", "containerd", "[plugins.cri.containerd.runtimes.cgpu.options]\nBinaryName = \"cgpu-runtime\"\n",
+			[]string{"cgpu"}, "", ""},
 		{"containerd, other types", "containerd", "[plugins]\n\"io.containerd.grpc.v1.cri\" = 3\n", nil, "", ""},
 		{"containerd, damaged", "containerd", "version = 2\n[plugins", nil, "", "line 2"},
-		{"cri-o", "crio", "[crio.runtime]\ndefault_runtime = \"cgpu\"\n[crio.runtime.runtimes.cgpu]\nruntime_path = \"/usr/local/bin/cgpu-runtime\"\n", []string{"cgpu"}, "cgpu", ""},
-		{"podman", "podman", "[engine]\nruntime = \"crun\"\n[engine.runtimes]\ncgpu = [\"/usr/local/bin/cgpu-runtime\"]\ncrun = []\n", []string{"cgpu"}, "crun", ""},
+		{"cri-o", "crio",
+			"[crio.runtime]\ndefault_runtime = \"cgpu\"\n[crio.runtime.runtimes.cgpu]\nruntime_path = \"/usr/local/bin/cgpu-runtime\"\n",
+			[]string{"cgpu"}, "cgpu", ""},
+		{"podman", "podman", "[engine]\nruntime = \"crun\"\n[engine.runtimes]\ncgpu = [\"/usr/local/bin/cgpu-runtime\"]\ncrun = []\n",
+			[]string{"cgpu"}, "crun", ""},
 	} {
 		i := slices.IndexFunc(engines, func(e engine) bool { return e.name == tt.engine })
 		r := runtimes{paths: map[string]string{}}
@@ -70,18 +82,27 @@ func TestEngines(t *testing.T) {
 		any          Status // of the check of all engines
 	}{
 		{"used", "docker", with(map[string]string{"etc/docker/daemon.json": docker}), OK, "must be asked for", OK},
-		{"default", "docker", with(map[string]string{"etc/docker/daemon.json": strings.TrimSuffix(docker, "}") + `, "default-runtime": "cgpu"}`}), OK, "the default", OK},
+		{"default", "docker", with(map[string]string{"etc/docker/daemon.json": strings.TrimSuffix(docker, "}") + `, "default-runtime": "cgpu"}`}),
+			OK, "the default", OK},
 		{"not used", "docker", with(map[string]string{"etc/docker/daemon.json": "{}"}), Skip, "cgpu install docker", Warn},
 		{"no file", "docker", with(nil), Skip, "cgpu install docker", Warn},
 		{"not installed", "docker", nil, Skip, "not installed", Warn},
 		{"invalid", "docker", with(map[string]string{"etc/docker/daemon.json": "{"}), Fail, "does not start", Warn},
-		{"no program", "docker", map[string]string{"etc/docker/daemon.json": docker, "usr/bin/dockerd": program}, Fail, "where no program is", OK},
-		{"another installation", "docker", with(map[string]string{"opt/cgpu-runtime": "#!/bin/true\n", "etc/docker/daemon.json": strings.Replace(docker, runtimePath, "/opt/cgpu-runtime", 1)}), Warn, "two installations", OK},
-		{"read", "docker", with(map[string]string{"etc/docker/daemon.json": docker, "usr/bin/docker": "#!/bin/sh\necho '{\"cgpu\":{},\"runc\":{}}'\n"}), OK, "runtime cgpu", OK},
-		{"not read yet", "docker", with(map[string]string{"etc/docker/daemon.json": docker, "usr/bin/docker": "#!/bin/sh\necho '{\"runc\":{}}'\n"}), Warn, "systemctl reload docker", OK},
-		{"not running", "docker", with(map[string]string{"etc/docker/daemon.json": docker, "usr/bin/docker": "#!/bin/sh\necho null; exit 1\n"}), OK, "runtime cgpu", OK},
-		{"drop-in", "containerd", with(map[string]string{"etc/containerd/config.toml": "version = 2\n", "etc/containerd/conf.d/50-cgpu.toml": containerd("cgpu")}), OK, "runtime cgpu", OK},
-		{"imports", "containerd", with(map[string]string{"etc/containerd/config.toml": "imports = [\"/srv/*.toml\", \"more/a.toml\"]\n", "srv/b.toml": containerd("vgpu"), "etc/containerd/more/a.toml": "imports = [\"/etc/containerd/config.toml\"]\n" + containerd("cgpu")}), OK, "runtime cgpu, vgpu", OK},
+		{"no program", "docker", map[string]string{"etc/docker/daemon.json": docker, "usr/bin/dockerd": program}, Fail,
+			"where no program is", OK},
+		{"another installation", "docker", with(map[string]string{"opt/cgpu-runtime": "#!/bin/true\n",
+			"etc/docker/daemon.json": strings.Replace(docker, runtimePath, "/opt/cgpu-runtime", 1)}), Warn, "two installations", OK},
+		{"read", "docker", with(map[string]string{"etc/docker/daemon.json": docker,
+			"usr/bin/docker": "#!/bin/sh\necho '{\"cgpu\":{},\"runc\":{}}'\n"}), OK, "runtime cgpu", OK},
+		{"not read yet", "docker", with(map[string]string{"etc/docker/daemon.json": docker,
+			"usr/bin/docker": "#!/bin/sh\necho '{\"runc\":{}}'\n"}), Warn, "systemctl reload docker", OK},
+		{"not running", "docker", with(map[string]string{"etc/docker/daemon.json": docker, "usr/bin/docker": "#!/bin/sh\necho null; exit 1\n"}),
+			OK, "runtime cgpu", OK},
+		{"drop-in", "containerd", with(map[string]string{"etc/containerd/config.toml": "version = 2\n",
+			"etc/containerd/conf.d/50-cgpu.toml": containerd("cgpu")}), OK, "runtime cgpu", OK},
+		{"imports", "containerd", with(map[string]string{"etc/containerd/config.toml": "imports = [\"/srv/*.toml\", \"more/a.toml\"]\n",
+			"srv/b.toml": containerd("vgpu"), "etc/containerd/more/a.toml": "imports = [\"/etc/containerd/config.toml\"]\n" + containerd("cgpu")}),
+			OK, "runtime cgpu, vgpu", OK},
 	} {
 		h := files(t, tt.files)
 		h.loaded, h.tableErr = true, device.ErrMissing

@@ -240,7 +240,8 @@ func readBack(tid int, address uintptr) error {
 }
 
 func tryOpenat2() string {
-	fd, err := unix.Openat2(unix.AT_FDCWD, "/proc/self", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := unix.Openat2(unix.AT_FDCWD, "/proc/self",
+		&unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS})
 	if err != nil {
 		return err.Error()
 	}
@@ -300,7 +301,9 @@ func kernelCheck(what string, without Status, lost string, field func(KernelRepo
 var kernelChecks = []Check{
 	{Name: "kernel", Means: "Linux is 5.9 or newer, the first on which a guard can hold a container.",
 		Remedy: `use a newer kernel, or set enforcement = "preload" in cgpu.toml knowing that it can be walked around`, Run: checkKernel},
-	{Name: "seccomp-notify", Means: "A child with a seccomp listener is trapped, and its call answered, as a guard does it. Without it no container with a quota starts.",
+	{Name: "seccomp-notify",
+		Means: "A child with a seccomp listener is trapped, and its call answered, as a guard does it. Without it no container with a quota " +
+			"starts.",
 		Remedy: `use a kernel with CONFIG_SECCOMP_FILTER, outside of a sandbox that forbids seccomp(2); or set enforcement = "preload"`,
 		Run:    kernelCheck("seccomp user notification", Fail, "", func(r KernelReport) string { return r.Notify })},
 	{Name: "pidfd-getfd", Means: "A descriptor of a child can be copied. The guard makes calls on copies of the container's files.",
@@ -312,18 +315,26 @@ var kernelChecks = []Check{
 	{Name: "openat2", Means: "Paths can be opened without following links (openat2), as cgpu-hook opens those of an image.",
 		Remedy: "use Linux 5.6 or newer; a sandbox may forbid it",
 		Run:    kernelCheck("openat2", Fail, "", func(r KernelReport) string { return r.Openat2 })},
-	{Name: "wait-killable", Means: "The kernel knows SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (5.19): signals do not cut off calls that a guard carries out.",
+	{Name: "wait-killable",
+		Means:  "The kernel knows SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (5.19): signals do not cut off calls that a guard carries out.",
 		Remedy: "nothing must be done; Linux 5.19, with a runtime that uses the flag, spares guards the undoing",
-		Run:    kernelCheck("WAIT_KILLABLE_RECV", Warn, "; the guard undoes what a signal cut off", func(r KernelReport) string { return r.WaitKillable })},
+		Run: kernelCheck("WAIT_KILLABLE_RECV", Warn, "; the guard undoes what a signal cut off",
+			func(r KernelReport) string { return r.WaitKillable })},
 	{Name: "sync-wake-up", Means: "A listener can wake its guard on the caller's core (6.6), which makes trapped calls quicker.",
 		Remedy: "nothing must be done; Linux 6.6 makes allocations quicker",
-		Run:    kernelCheck("SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP", Warn, "; trapped calls take longer", func(r KernelReport) string { return r.SyncWakeUp })},
-	{Name: "thread-pidfd", Means: "A thread can be held by a descriptor (PIDFD_THREAD, 6.9), so that its number cannot become another's unseen.",
+		Run: kernelCheck("SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP", Warn, "; trapped calls take longer",
+			func(r KernelReport) string { return r.SyncWakeUp })},
+	{Name: "thread-pidfd",
+		Means:  "A thread can be held by a descriptor (PIDFD_THREAD, 6.9), so that its number cannot become another's unseen.",
 		Remedy: "nothing must be done; on Linux 6.9 the guard need not look up a thread's process for each call",
-		Run:    kernelCheck("PIDFD_THREAD", Warn, "; the guard checks threads in a slower way", func(r KernelReport) string { return r.ThreadPidfd })},
-	{Name: "yama", Means: "kernel.yama.ptrace_scope is not 3, which forbids even a guard to copy files of and to stop the container's processes.",
+		Run: kernelCheck("PIDFD_THREAD", Warn, "; the guard checks threads in a slower way",
+			func(r KernelReport) string { return r.ThreadPidfd })},
+	{Name: "yama",
+		Means:  "kernel.yama.ptrace_scope is not 3, which forbids even a guard to copy files of and to stop the container's processes.",
 		Remedy: "set kernel.yama.ptrace_scope to 0, 1 or 2 in /etc/sysctl.d and reboot: 3 cannot be taken back", Run: checkYama},
-	{Name: "cgroup", Means: "The CPU time of a container can be read (cgroup v2, or v1 with cpuacct), by which a guard knows that it need not look at its memory maps again.",
+	{Name: "cgroup",
+		Means: "The CPU time of a container can be read (cgroup v2, or v1 with cpuacct), by which a guard knows that it need not look at its " +
+			"memory maps again.",
 		Remedy: "mount cgroup v2, or cgroup v1 with cpuacct, on /sys/fs/cgroup", Run: checkCgroup},
 }
 

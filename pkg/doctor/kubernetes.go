@@ -20,15 +20,25 @@ import (
 )
 
 var kubernetesChecks = []Check{
-	{Name: "kubernetes", Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). Skipped elsewhere, and the six checks below are left out.",
+	{Name: "kubernetes",
+		Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). " +
+			"Skipped elsewhere, and the six checks below are left out.",
 		Remedy: "cgpu install containerd --kubernetes, or k3s, rke2, crio", Run: checkPods},
-	{Name: "other-runtimes", Means: "No handler of containerd or CRI-O is NVIDIA's runtime by the name of its program (nvidia-container-runtime…; a script or a copy of another name is not found out): it gives a pod of its RuntimeClass the whole GPUs that the pod's variables name, past the scheduler and the ledger, while `pods` in cgpu.toml promises that only what was allocated counts.",
-		Remedy: "take the handler out of the engine's configuration and restart the engine; the policy in deploy/components/deny-runtimeclasses keeps pods from it meanwhile", Run: checkOtherRuntimes},
-	{Name: "pod-annotations", Means: "No handler with cgpu-runtime lets annotations through by which the author of a pod could give himself any share; those by which he lowers it get through.",
+	{Name: "other-runtimes",
+		Means: "No handler of containerd or CRI-O is NVIDIA's runtime by the name of its program (nvidia-container-runtime…; a script or a " +
+			"copy of another name is not found out): it gives a pod of its RuntimeClass the whole GPUs that the pod's variables name, past the " +
+			"scheduler and the ledger, while `pods` in cgpu.toml promises that only what was allocated counts.",
+		Remedy: "take the handler out of the engine's configuration and restart the engine; the policy in " +
+			"deploy/components/deny-runtimeclasses keeps pods from it meanwhile", Run: checkOtherRuntimes},
+	{Name: "pod-annotations",
+		Means: "No handler with cgpu-runtime lets annotations through by which the author of a pod could give himself any share; those by " +
+			"which he lowers it get through.",
 		Remedy: "cgpu install containerd --kubernetes --restart", Run: checkPodAnnotations},
 	{Name: "container-annotations", Means: "What a device plugin allocates reaches cgpu-runtime. Claims need no annotations.",
 		Remedy: "cgpu install containerd --kubernetes --restart", Run: checkContainerAnnotations},
-	{Name: "cdi", Means: "containerd hands on what claims allocate: CDI is on and reads the folder of cgpu-agent. containerd 1.7 has it off by default, 1.6 ignores it without a word.",
+	{Name: "cdi",
+		Means: "containerd hands on what claims allocate: CDI is on and reads the folder of cgpu-agent. containerd 1.7 has it off by default, " +
+			"1.6 ignores it without a word.",
 		Remedy: "cgpu install containerd --kubernetes --restart; where cdi_spec_dirs is set, add /var/run/cdi to it", Run: checkCDI},
 	{Name: "agent", Means: "cgpu-agent's sockets are in the kubelet's folders: what it offers on this node.",
 		Remedy: "kubectl -n cgpu-system get pods -o wide; its log, and the node's condition CGPUReady", Run: checkAgent},
@@ -70,7 +80,8 @@ func (k kubernetes) handed() bool {
 
 // allocates: pods get GPUs of this node by what is allocated to them.
 func (k kubernetes) allocates() bool {
-	return k.pods == device.PodsAllocated || k.pods == device.PodsGPUShare || k.agent.claims || k.agent.memory || k.agent.gpushare || k.handed()
+	return k.pods == device.PodsAllocated || k.pods == device.PodsGPUShare || k.agent.claims || k.agent.memory ||
+		k.agent.gpushare || k.handed()
 }
 
 // kubernetes looks once.
@@ -245,7 +256,8 @@ func (k kubernetes) judgePodAnnotations() Result {
 	return k.handlers(func() Result {
 		for _, h := range k.found.Handlers {
 			if h.Forges != "" {
-				return fail("handler %s: pod_annotations has %q, by which the author of a pod writes alloc.cgpu.io/ annotations and gives himself any share", h.Name, h.Forges).
+				return fail("handler %s: pod_annotations has %q, by which the author of a pod writes alloc.cgpu.io/ annotations and gives himself "+
+					"any share", h.Name, h.Forges).
 					but(`take it out and restart containerd; "cgpu.io/*" is enough`)
 			}
 		}
@@ -263,7 +275,8 @@ func (k kubernetes) judgeContainerAnnotations() Result {
 		deaf := k.named(func(h setup.Handler) bool { return !h.Allocations })
 		switch {
 		case deaf != "" && k.agent.memory:
-			return fail("handler %s: container_annotations lacks alloc.cgpu.io/*: what cgpu-agent's device plugin allocates does not reach cgpu-runtime", deaf)
+			return fail("handler %s: container_annotations lacks alloc.cgpu.io/*: what cgpu-agent's device plugin allocates does not reach "+
+				"cgpu-runtime", deaf)
 		case deaf != "":
 			return warn("handler %s: container_annotations lacks alloc.cgpu.io/*: claims work, aliyun.com/gpu-mem of cgpu-agent does not", deaf)
 		}
@@ -279,7 +292,8 @@ func (k kubernetes) judgeCDI() Result {
 		case k.found.CDI:
 			return ok("on")
 		case k.found.OldCDI:
-			return warn("this containerd is older than 1.7 and ignores CDI: no claims on this node, a device plugin works").but("containerd 1.7 or later, for claims")
+			return warn("this containerd is older than 1.7 and ignores CDI: no claims on this node, a device plugin works").
+				but("containerd 1.7 or later, for claims")
 		case k.agent.claims:
 			return fail("it is off, or does not read /var/run/cdi: pods with a claim start without their GPU")
 		}
@@ -307,7 +321,8 @@ func (k kubernetes) judgeAgent() Result {
 	case !k.node():
 		return Result{}
 	case len(list) > 0 && k.agent.gpushare && k.pods == device.PodsAllocated:
-		return warn(`gpushare's own device plugin is here, and pods = "allocated" refuses its pods`).but("cgpu install containerd --kubernetes --pods gpushare, or cgpu-agent in its place")
+		return warn(`gpushare's own device plugin is here, and pods = "allocated" refuses its pods`).
+			but("cgpu install containerd --kubernetes --pods gpushare, or cgpu-agent in its place")
 	case len(list) > 0:
 		return ok("%s", strings.Join(list, ", "))
 	case !k.root:

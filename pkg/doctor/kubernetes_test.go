@@ -39,11 +39,16 @@ func TestJudgeKubernetes(t *testing.T) {
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgePodAnnotations, "", ""},
 		{"no node", kubernetes{pods: device.PodsAny, nvidia: []string{"nvidia"}}, kubernetes.judgeOtherRuntimes, "", ""},
 		{"good", node(nil), kubernetes.judgeOtherRuntimes, OK, "no handler"},
-		{"NVIDIA's", node(func(k *kubernetes) { k.nvidia = []string{"nvidia", "gold"} }), kubernetes.judgeOtherRuntimes, Fail, "handler nvidia, gold is NVIDIA's"},
-		{"NVIDIA's beside gpushare", node(func(k *kubernetes) { k.nvidia, k.pods = []string{"nvidia"}, device.PodsGPUShare }), kubernetes.judgeOtherRuntimes, Fail, `"gpushare"`},
-		{"NVIDIA's, any", node(func(k *kubernetes) { k.nvidia, k.pods = []string{"nvidia"}, device.PodsAny }), kubernetes.judgeOtherRuntimes, Warn, "past the scheduler"},
-		{"unreadable", node(func(k *kubernetes) { k.err = errors.New("line 3") }), kubernetes.judgeOtherRuntimes, Warn, `line 3): it is not known whether a handler is NVIDIA's runtime, although pods = "allocated" → repair`},
-		{"unreadable, any", node(func(k *kubernetes) { k.err, k.pods = errors.New("line 3"), device.PodsAny }), kubernetes.judgeOtherRuntimes, Skip, "cannot be read"},
+		{"NVIDIA's", node(func(k *kubernetes) { k.nvidia = []string{"nvidia", "gold"} }), kubernetes.judgeOtherRuntimes, Fail,
+			"handler nvidia, gold is NVIDIA's"},
+		{"NVIDIA's beside gpushare", node(func(k *kubernetes) { k.nvidia, k.pods = []string{"nvidia"}, device.PodsGPUShare }),
+			kubernetes.judgeOtherRuntimes, Fail, `"gpushare"`},
+		{"NVIDIA's, any", node(func(k *kubernetes) { k.nvidia, k.pods = []string{"nvidia"}, device.PodsAny }), kubernetes.judgeOtherRuntimes,
+			Warn, "past the scheduler"},
+		{"unreadable", node(func(k *kubernetes) { k.err = errors.New("line 3") }), kubernetes.judgeOtherRuntimes, Warn,
+			`line 3): it is not known whether a handler is NVIDIA's runtime, although pods = "allocated" → repair`},
+		{"unreadable, any", node(func(k *kubernetes) { k.err, k.pods = errors.New("line 3"), device.PodsAny }), kubernetes.judgeOtherRuntimes,
+			Skip, "cannot be read"},
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgeContainerAnnotations, "", ""},
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgeCDI, "", ""},
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgeAgent, "", ""},
@@ -55,8 +60,10 @@ func TestJudgeKubernetes(t *testing.T) {
 		{"by its lists alone", kubernetes{pods: device.PodsAny, looked: true, found: good}, kubernetes.judgePods, OK, "no kubelet runs"},
 
 		{"good", node(nil), kubernetes.judgePodAnnotations, OK, "does not"},
-		{"forged", node(handler(setup.Handler{Name: "x", Forges: "*/*", Annotations: true, Allocations: true})), kubernetes.judgePodAnnotations, Fail, `handler x: pod_annotations has "*/*"`},
-		{"deaf to pods", node(handler(setup.Handler{Name: "x", Allocations: true})), kubernetes.judgePodAnnotations, Warn, "handler x: pod_annotations lacks"},
+		{"forged", node(handler(setup.Handler{Name: "x", Forges: "*/*", Annotations: true, Allocations: true})), kubernetes.judgePodAnnotations,
+			Fail, `handler x: pod_annotations has "*/*"`},
+		{"deaf to pods", node(handler(setup.Handler{Name: "x", Allocations: true})), kubernetes.judgePodAnnotations, Warn,
+			"handler x: pod_annotations lacks"},
 		{"no handler", node(func(k *kubernetes) { k.found.Handlers = nil }), kubernetes.judgePodAnnotations, Warn, "no handler"},
 		{"unreadable", node(func(k *kubernetes) { k.err = errors.New("version 1") }), kubernetes.judgePodAnnotations, Warn, "version 1 → repair"},
 		{"not installed", node(func(k *kubernetes) { k.looked = false }), kubernetes.judgePodAnnotations, Skip, "not installed"},
@@ -65,19 +72,25 @@ func TestJudgeKubernetes(t *testing.T) {
 		{"both", node(func(k *kubernetes) { k.crio = true }), kubernetes.judgePodAnnotations, OK, ""},
 
 		{"good", node(nil), kubernetes.judgeContainerAnnotations, OK, "gets through"},
-		{"deaf", node(handler(setup.Handler{Name: "x", Annotations: true})), kubernetes.judgeContainerAnnotations, Warn, "handler x: container_annotations lacks"},
-		{"deaf beside the device plugin", node(func(k *kubernetes) { k.found.Handlers[0].Allocations, k.agent.memory = false, true }), kubernetes.judgeContainerAnnotations, Fail, "does not reach"},
-		{"deaf, claims alone", node(func(k *kubernetes) { k.found.Handlers[0].Allocations, k.agent.claims = false, true }), kubernetes.judgeContainerAnnotations, Warn, "claims work"},
+		{"deaf", node(handler(setup.Handler{Name: "x", Annotations: true})), kubernetes.judgeContainerAnnotations, Warn,
+			"handler x: container_annotations lacks"},
+		{"deaf beside the device plugin", node(func(k *kubernetes) { k.found.Handlers[0].Allocations, k.agent.memory = false, true }),
+			kubernetes.judgeContainerAnnotations, Fail, "does not reach"},
+		{"deaf, claims alone", node(func(k *kubernetes) { k.found.Handlers[0].Allocations, k.agent.claims = false, true }),
+			kubernetes.judgeContainerAnnotations, Warn, "claims work"},
 
 		{"good", node(nil), kubernetes.judgeCDI, OK, "on"},
 		{"off", node(func(k *kubernetes) { k.found.CDI = false }), kubernetes.judgeCDI, Warn, "would not reach"},
-		{"off, and used", node(func(k *kubernetes) { k.found.CDI, k.agent.claims = false, true }), kubernetes.judgeCDI, Fail, "without their GPU"},
+		{"off, and used", node(func(k *kubernetes) { k.found.CDI, k.agent.claims = false, true }), kubernetes.judgeCDI,
+			Fail, "without their GPU"},
 		{"1.6", node(func(k *kubernetes) { k.found.CDI, k.found.OldCDI = false, true }), kubernetes.judgeCDI, Warn, "a device plugin works"},
 
 		{"nobody", node(nil), kubernetes.judgeAgent, Skip, "offers nothing"},
 		{"not root", node(func(k *kubernetes) { k.root = false }), kubernetes.judgeAgent, Skip, "needs root"},
-		{"both", node(func(k *kubernetes) { k.agent.claims, k.agent.memory = true, true }), kubernetes.judgeAgent, OK, "claims (gpu.cgpu.io), aliyun.com/gpu-mem"},
-		{"gpushare's", node(func(k *kubernetes) { k.agent.gpushare, k.pods = true, device.PodsGPUShare }), kubernetes.judgeAgent, OK, "gpushare's own"},
+		{"both", node(func(k *kubernetes) { k.agent.claims, k.agent.memory = true, true }), kubernetes.judgeAgent, OK,
+			"claims (gpu.cgpu.io), aliyun.com/gpu-mem"},
+		{"gpushare's", node(func(k *kubernetes) { k.agent.gpushare, k.pods = true, device.PodsGPUShare }), kubernetes.judgeAgent,
+			OK, "gpushare's own"},
 		{"gpushare's, refused", node(func(k *kubernetes) { k.agent.gpushare = true }), kubernetes.judgeAgent, Warn, "--pods gpushare"},
 	} {
 		expect(t, tt.name, tt.judge(tt.k), tt.status, tt.says)
@@ -106,19 +119,23 @@ func TestKubernetesHost(t *testing.T) {
 	check(files(t, map[string]string{"var/lib/kubelet/pod-resources/kubelet.sock": ""}),
 		"kubernetes warn, other-runtimes ok, pod-annotations skip, container-annotations skip, cdi skip, agent skip, offered-once skip")
 
-	const section = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]\npod_annotations = [\"cgpu.io/*\"]\ncontainer_annotations = [\"alloc.cgpu.io/*\"]\n" +
+	const section = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]\npod_annotations = " +
+		"[\"cgpu.io/*\"]\ncontainer_annotations = [\"alloc.cgpu.io/*\"]\n" +
 		"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu.options]\nBinaryName = \"/usr/bin/cgpu-runtime\"\n"
-	node := map[string]string{"etc/containerd/config.toml": section, "usr/bin/containerd": "#!/bin/sh\necho containerd github.com/containerd/containerd v1.7.30 x\n"}
+	node := map[string]string{"etc/containerd/config.toml": section,
+		"usr/bin/containerd": "#!/bin/sh\necho containerd github.com/containerd/containerd v1.7.30 x\n"}
 	h := files(t, node)
 	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip, offered-once skip")
-	nvidia := "\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n"
+	nvidia := "\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = " +
+		"\"/usr/bin/nvidia-container-runtime\"\n"
 	h = files(t, map[string]string{"etc/containerd/config.toml": section + nvidia})
 	check(h, "kubernetes ok, other-runtimes warn, pod-annotations ok, container-annotations ok, cdi warn, agent skip, offered-once skip")
 	h = files(t, map[string]string{"proc/7/comm": "kubelet\n", "usr/bin/crio": "#!/bin/sh\n",
 		"etc/crio/crio.conf.d/9-nvidia.conf": "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/usr/bin/nvidia-container-runtime\"\n"})
 	check(h, "kubernetes warn, other-runtimes warn, pod-annotations skip, container-annotations skip, cdi skip, agent skip, offered-once skip")
 	// k3s brings its own containerd, whatever the machine has beside it.
-	k3s := strings.ReplaceAll(strings.ReplaceAll(section, "version = 2", "version = 3"), "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+	k3s := strings.ReplaceAll(strings.ReplaceAll(section, "version = 2", "version = 3"), "io.containerd.grpc.v1.cri",
+		"io.containerd.cri.v1.runtime")
 	h = files(t, map[string]string{"etc/containerd/config.toml": "version = 1\n", "usr/bin/containerd": node["usr/bin/containerd"],
 		strings.TrimPrefix(setup.K3sConfig, "/"): k3s, "var/lib/kubelet/pod-resources/kubelet.sock": ""})
 	check(h, "kubernetes warn, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi ok, agent skip, offered-once skip")

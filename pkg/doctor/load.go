@@ -44,7 +44,8 @@ type gap struct{ from, to time.Duration }
 
 func (h *Host) newLoad(name, gpu string, weight int) (*load, error) {
 	l := &load{name: name, ended: make(chan struct{})}
-	args := slices.Concat([]string{"run", "--memory", loadMemory, "--gpu", gpu, "--weight", strconv.Itoa(weight), "--name", name, "--"}, h.loadProgram())
+	args := slices.Concat([]string{"run", "--memory", loadMemory, "--gpu", gpu, "--weight", strconv.Itoa(weight), "--name", name, "--"},
+		h.loadProgram())
 	l.cmd = exec.Command(filepath.Join(h.Bin, "cgpu"), args...)
 	theirIn, in, err := os.Pipe()
 	if err != nil {

@@ -101,11 +101,13 @@ func Measurements() []Check {
 		return Check{Name: name, Means: means + " Only with --measure.", Remedy: remedy, Run: func(h *Host) Result { return h.measure(name) }}
 	}
 	return []Check{
-		part(partWeights, "Of two containers that always have work, one with weight 3 gets three times as much of each GPU's time as one with weight 1.",
+		part(partWeights,
+			"Of two containers that always have work, one with weight 3 gets three times as much of each GPU's time as one with weight 1.",
 			"use percentages (cgpu set CONTAINER --percent) where pauses work, and see docs/limits.md"),
 		part(partWaiting, "A program that waits for each of its kernels (1 ms) gets its part beside one of the same weight that never waits.",
 			"look at `guards` and `scheduling` above: without an arbiter, or records of switches, such programs get less"),
-		part(partPause, "After `cgpu pause` nothing of a container runs any more, and after `cgpu resume` it does again. Hard caps are made of pauses.",
+		part(partPause,
+			"After `cgpu pause` nothing of a container runs any more, and after `cgpu resume` it does again. Hard caps are made of pauses.",
 			"do not rely on percentages, cgpu pause and priorities here; memory limits hold without"),
 		part(partSwitch, "What a switch between two containers costs, and what part of the GPU's time that is.",
 			"lower max_loss in cgpu.toml, or put fewer containers that wait for short kernels beside others"),
@@ -188,12 +190,15 @@ func (h *Host) cannotMeasure() (Result, bool) {
 	case h.settings().Unguarded() != "":
 		return skip("%s: GPU time is not shared out", h.settings().Unguarded()), true
 	case !regular(h.loadProgram()[0]):
-		return fail("%s is not there, which computes in the containers", h.loadProgram()[0]).but("make install, or make build, puts it there"), true
+		return fail("%s is not there, which computes in the containers", h.loadProgram()[0]).
+			but("make install, or make build, puts it there"), true
 	case h.loose(h.loadProgram()[0]):
-		return fail("others than root may write or replace %s, which would run here", h.loadProgram()[0]).but("chown root and chmod go-w it and its folders"), true
+		return fail("others than root may write or replace %s, which would run here", h.loadProgram()[0]).
+			but("chown root and chmod go-w it and its folders"), true
 	}
 	if k := h.kubernetes(); k.allocates() && !h.Force {
-		return skip("Kubernetes allocates GPUs of this node, and does not know of what would run: a pod that starts meanwhile may find no room; " +
+		return skip("Kubernetes allocates GPUs of this node, and does not know of what would run: a pod that starts meanwhile may find no " +
+			"room; " +
 			"drain the node, and use --force"), true
 	}
 	if _, err := h.node(); err != nil {

@@ -29,8 +29,10 @@ func TestJudgeMeasured(t *testing.T) {
 	on := func(index int, figures map[string][]Figure, why string) measured {
 		return measured{gpu: device.GPU{Index: index}, figures: figures, why: map[string]string{"": why}}
 	}
-	expect(t, "as wanted", judgeMeasured([]measured{on(0, weightsOf(74.9), "")}, partWeights), OK, "GPU 0: weight 3 gets 74.9 % (want 70 to 80)")
-	expect(t, "not", judgeMeasured([]measured{on(0, weightsOf(75), ""), on(1, weightsOf(66), "")}, partWeights), Warn, "GPU 1: weight 3 gets 66 %")
+	expect(t, "as wanted", judgeMeasured([]measured{on(0, weightsOf(74.9), "")}, partWeights), OK,
+		"GPU 0: weight 3 gets 74.9 % (want 70 to 80)")
+	expect(t, "not", judgeMeasured([]measured{on(0, weightsOf(75), ""), on(1, weightsOf(66), "")}, partWeights), Warn,
+		"GPU 1: weight 3 gets 66 %")
 	expect(t, "one to one", judgeMeasured([]measured{on(0, weightsOf(50.5), "")}, partWeights), Warn,
 		"SET_TIMESLICE has no effect here; what works: caps by pauses")
 	none := weightsOf(50)
@@ -38,11 +40,13 @@ func TestJudgeMeasured(t *testing.T) {
 	expect(t, "nor pauses", judgeMeasured([]measured{on(0, none, "")}, partWeights), Warn, "what works: memory limits only")
 	expect(t, "no pause", judgeMeasured([]measured{on(0, none, "")}, partPause), Warn, "1e+04 ms (want at most 500)")
 	expect(t, "no CUDA", judgeMeasured([]measured{on(0, nil, "cuInit: no device")}, partSwitch), Skip, "GPU 0: unknown: cuInit: no device")
-	expect(t, "one of two", judgeMeasured([]measured{on(0, nil, "web has work on it"), on(1, weightsOf(75), "")}, partWeights), OK, "web has work")
+	expect(t, "one of two", judgeMeasured([]measured{on(0, nil, "web has work on it"), on(1, weightsOf(75), "")}, partWeights), OK,
+		"web has work")
 	left := on(0, weightsOf(75), "")
 	left.left = "doctor-1-0 is still there"
 	expect(t, "left behind", judgeMeasured([]measured{left}, partWeights), Fail, "doctor-1-0 is still there → cgpu gc")
-	if r := judgeMeasured([]measured{on(0, weightsOf(75), ""), on(1, weightsOf(74), "")}, partWeights); len(r.Figures) != 2 || r.Figures[1].Value != 74 {
+	if r := judgeMeasured([]measured{on(0, weightsOf(75), ""), on(1, weightsOf(74), "")}, partWeights); len(r.Figures) != 2 ||
+		r.Figures[1].Value != 74 {
 		t.Errorf("figures: %+v", r.Figures)
 	}
 }
@@ -52,7 +56,8 @@ func TestGPUUsers(t *testing.T) {
 	user := func(nonce string, c *api.ComputeStatus) GPUUser {
 		return GPUUser{Name: nonce, Record: ledger.Record{Nonce: nonce}, Compute: c}
 	}
-	for _, u := range []GPUUser{user("a context", &api.ComputeStatus{TSGs: 1}), user("just now", &api.ComputeStatus{Utilization: 3}), user("mute", nil)} {
+	for _, u := range []GPUUser{user("a context", &api.ComputeStatus{TSGs: 1}),
+		user("just now", &api.ComputeStatus{Utilization: 3}), user("mute", nil)} {
 		if !u.works() {
 			t.Errorf("%s may have work", u.Name)
 		}
@@ -147,7 +152,8 @@ func TestSpare(t *testing.T) {
 		return sched.Card{Policy: p, MaxInst: places, PrioRatio: 99}
 	}
 	of := func(limit quota.Bytes, percent int) []ledger.Record {
-		return []ledger.Record{{VGPUs: []ledger.VGPU{{UUID: "GPU-3", Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault}}}}}}
+		return []ledger.Record{{VGPUs: []ledger.VGPU{{UUID: "GPU-3",
+			Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault}}}}}}
 	}
 	for name, tt := range map[string]struct {
 		card    sched.Card
@@ -203,7 +209,8 @@ func TestMeasurePods(t *testing.T) {
 // TestLoadSays: a load's lines become samples, of which a time's work is made.
 func TestLoadSays(t *testing.T) {
 	l := &load{}
-	for _, text := range []string{"up", "ready 500.5 1001", "work 1000 0 900", "", "nonsense 1", "work x 1 2", "work 2000 400 1900", "gap 900 201000", "work 3000 500"} {
+	for _, text := range []string{"up", "ready 500.5 1001", "work 1000 0 900", "", "nonsense 1", "work x 1 2", "work 2000 400 1900",
+		"gap 900 201000", "work 3000 500"} {
 		l.take(text)
 	}
 	if !l.up || len(l.ready) != 2 || len(l.samples) != 2 || l.last() != 1900*time.Microsecond || l.told() != 2*time.Millisecond {

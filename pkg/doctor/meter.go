@@ -435,8 +435,10 @@ func (m *meter) pause(own []GPUUser) error {
 	}
 	m.logf("pause: asked at %v, the last kernel ended at %v; resume: asked at %v, the first one ended at %v", stopped, g.from, resumed, g.to)
 	m.figures[partPause] = []Figure{
-		{GPU: m.gpu.Index, Name: "pause", Value: ms(g.from - stopped), Unit: "ms", Most: pauseWanted, text: "after cgpu pause the last kernel ends after"},
-		{GPU: m.gpu.Index, Name: "resume", Value: ms(g.to - resumed), Unit: "ms", Most: pauseWanted, text: "after cgpu resume the first one ends after"},
+		{GPU: m.gpu.Index, Name: "pause", Value: ms(g.from - stopped), Unit: "ms", Most: pauseWanted,
+			text: "after cgpu pause the last kernel ends after"},
+		{GPU: m.gpu.Index, Name: "resume", Value: ms(g.to - resumed), Unit: "ms", Most: pauseWanted,
+			text: "after cgpu resume the first one ends after"},
 	}
 	return nil
 }

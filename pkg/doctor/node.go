@@ -22,9 +22,13 @@ var firstChecks = []Check{
 	{Name: "rights", Means: "Doctor runs as root. Without, what needs root is skipped.", Remedy: "sudo cgpu doctor", Run: checkRights},
 	{Name: "config", Means: "cgpu.toml can be read and every key in it is known; without a file the defaults hold.",
 		Remedy: "correct the line; configs/cgpu.toml documents every key", Run: checkConfig},
-	{Name: "table", Means: "The table of GPUs and driver files (node.json) is there and describes the node as it is now. The next container makes it anew by itself.",
+	{Name: "table",
+		Means: "The table of GPUs and driver files (node.json) is there and describes the node as it is now. The next container makes it anew " +
+			"by itself.",
 		Remedy: "cgpu refresh", Run: checkTable},
-	{Name: "enforcement", Means: "A guard enforces the limits. In preload mode only libcgpu.so does, inside the programs themselves; with `limits = \"driver\"` only NVIDIA's driver, and memory alone.",
+	{Name: "enforcement",
+		Means: "A guard enforces the limits. In preload mode only libcgpu.so does, inside the programs themselves; with `limits = \"driver\"` " +
+			"only NVIDIA's driver, and memory alone.",
 		Remedy: `set enforcement = "guard" and limits = "guard" in cgpu.toml where driver, kernel and runtime allow it`, Run: checkEnforcement},
 }
 
@@ -96,7 +100,9 @@ var stateChecks = []Check{
 		Remedy: "cgpu gc", Run: checkLedger},
 	{Name: "leftovers", Means: "No sockets, pages or notes of pauses are left of containers that are gone.",
 		Remedy: "cgpu gc", Run: checkLeftovers},
-	{Name: "guards", Means: "The guard of each running container answers. GPU calls in a container whose guard is gone fail. Somebody decides about the time of each GPU that they use (`cgpu-arbiter`).",
+	{Name: "guards",
+		Means: "The guard of each running container answers. GPU calls in a container whose guard is gone fail. Somebody decides about the " +
+			"time of each GPU that they use (`cgpu-arbiter`).",
 		Remedy: "restart the container; its guard's log below log/ in the run directory tells why", Run: checkGuards},
 }
 
@@ -131,7 +137,8 @@ func checkLimiter(h *Host) Result {
 	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(h.Limiter, &st); err == nil && st.Flags&unix.ST_NOEXEC != 0 {
-		return fail("%s is on a file system without execution: no program in a container can load it", h.Limiter).but("put it on one that is not mounted noexec")
+		return fail("%s is on a file system without execution: no program in a container can load it", h.Limiter).
+			but("put it on one that is not mounted noexec")
 	}
 	return ok("%s", h.Limiter)
 }
@@ -177,11 +184,13 @@ func judgeMemory(c device.Config, total, available, given quota.Bytes) Result {
 	case total == 0:
 		return warn("the node table does not know the host's memory: no container can spill").but("cgpu refresh")
 	case most > total-min(total, reserve):
-		return warn("max_spill (%v) and spill_reserve (%v) are more than the host's %v", most.FloorMiB(), reserve.FloorMiB(), total.FloorMiB()).but("lower max_spill in cgpu.toml")
+		return warn("max_spill (%v) and spill_reserve (%v) are more than the host's %v", most.FloorMiB(), reserve.FloorMiB(), total.FloorMiB()).
+			but("lower max_spill in cgpu.toml")
 	case given > most:
 		return warn("containers may spill %v, max_spill is %v", given.FloorMiB(), most.FloorMiB())
 	case given > 0 && available > 0 && given > available-min(available, reserve):
-		return warn("containers may spill %v, but the host has %v available and keeps %v: spilling will be refused before that", given.FloorMiB(), available.FloorMiB(), reserve.FloorMiB())
+		return warn("containers may spill %v, but the host has %v available and keeps %v: spilling will be refused before that", given.FloorMiB(),
+			available.FloorMiB(), reserve.FloorMiB())
 	}
 	return ok("max_spill is %v of %v, %v are promised", most.FloorMiB(), total.FloorMiB(), given.FloorMiB())
 }

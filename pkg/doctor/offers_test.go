@@ -34,8 +34,9 @@ func TestJudgeOffered(t *testing.T) {
 		status Status
 		says   string
 	}{
-		"nobody":             {dra, both, others{}, OK, "nobody else"},
-		"NVIDIA's plugin":    {dra, both, by("nvidia.com/gpu", gpuB, "GPU-other"), Fail, "nvidia.com/gpu has " + gpuB + ", which cgpu-agent offers"},
+		"nobody": {dra, both, others{}, OK, "nobody else"},
+		"NVIDIA's plugin": {dra, both, by("nvidia.com/gpu", gpuB, "GPU-other"), Fail,
+			"nvidia.com/gpu has " + gpuB + ", which cgpu-agent offers"},
 		"beside gpu-mem":     {plugin, both, by("nvidia.com/gpu", gpuA), Fail, gpuA},
 		"replicas":           {dra, both, by("nvidia.com/gpu.shared", gpuB+"::0", gpuB+"::1"), Fail, "nvidia.com/gpu.shared has " + gpuB + ","},
 		"HAMi":               {dra, both, by("nvidia.com/gpu", strings.ToUpper(gpuA)+"-3"), Fail, "has " + gpuA},

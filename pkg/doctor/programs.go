@@ -130,7 +130,8 @@ func judgePrograms(bin, version string, missing, loose []string, builds map[stri
 	case len(missing) > 0:
 		return fail("%s lacks %s", bin, strings.Join(missing, ", "))
 	case len(loose) > 0:
-		return fail("others than root may write %s in %s, which root executes", strings.Join(loose, ", "), bin).but("chown root and chmod go-w them")
+		return fail("others than root may write %s in %s, which root executes", strings.Join(loose, ", "), bin).
+			but("chown root and chmod go-w them")
 	case len(builds) > 1:
 		var list []string
 		for build, names := range builds {

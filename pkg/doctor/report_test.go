@@ -29,7 +29,8 @@ doctor: 1 ok, 2 warnings, 1 failure, 1 skipped
 		t.Errorf("%v\n%s\nwant\n%s", err, &out, want)
 	}
 	out.Reset()
-	if err := PrintReport(&out, report, false); err != nil || strings.Contains(out.String(), "kernel") || strings.Contains(out.String(), "hmm") ||
+	if err := PrintReport(&out, report, false); err != nil || strings.Contains(out.String(), "kernel") ||
+		strings.Contains(out.String(), "hmm") ||
 		!strings.Contains(out.String(), "mend it") || !strings.Contains(out.String(), "1 ok, 2 warnings") {
 		t.Errorf("%v\n%s", err, &out)
 	}

@@ -22,7 +22,8 @@ import (
 )
 
 // escapes are the cases of cgpu-probe hostile that the self-test runs: each shows another wall in less than a second.
-var escapes = []string{"env", "int80", "x32", "type", "upper", "mknod", "nodes", "timeslice", "pause", "registry", "unknown-control", "page"}
+var escapes = []string{"env", "int80", "x32", "type", "upper", "mknod", "nodes", "timeslice", "pause", "registry",
+	"unknown-control", "page"}
 
 const (
 	// selfLimit is the slice that the self-test asks for.
@@ -32,8 +33,9 @@ const (
 )
 
 var selfTest = Check{Name: "self-test",
-	Means: "A container with a slice of 512 MiB is started through cgpu-runtime, sees that size, and fails to escape in a dozen ways. Only with --self-test.",
-	Run:   checkSelf, Remedy: "see the guard's log below log/ in the run directory, and report it: SECURITY.md"}
+	Means: "A container with a slice of 512 MiB is started through cgpu-runtime, sees that size, and fails to escape in a dozen ways. Only " +
+		"with --self-test.",
+	Run: checkSelf, Remedy: "see the guard's log below log/ in the run directory, and report it: SECURITY.md"}
 
 func checkSelf(h *Host) Result {
 	switch path := filepath.Join(h.Bin, probe); {

@@ -132,8 +132,10 @@ func (c *containerd) readFiles() error {
 	c.plugin = criPlugin[c.version]
 	switch {
 	case c.version < 2:
-		return fmt.Errorf("%s: this is configuration version 1 (it does not say version = 2), in which plugins have other names: convert it first "+
-			"(containerd 2.x: containerd config migrate; by hand: version = 2, and plugins and disabled plugins by their full names, such as %s)", main, criPlugin[2])
+		return fmt.Errorf("%s: this is configuration version 1 (it does not say version = 2), in which plugins have other names: convert it "+
+			"first "+
+			"(containerd 2.x: containerd config migrate; by hand: version = 2, and plugins and disabled plugins by their full names, such as %s)",
+			main, criPlugin[2])
 	case c.plugin == "":
 		return fmt.Errorf("%s: version = %d: cgpu knows configurations 2 to 4; add the runtime by hand, as in docs/install.md", main, c.version)
 	case c.version > 2 && c.program.Major == 1:
@@ -303,7 +305,8 @@ func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p P
 		}
 	}
 	if c.disabled() {
-		p.hint("the CRI plugin is disabled in this configuration (disabled_plugins): Kubernetes does not reach the runtime; Docker and ctr do not need it there")
+		p.hint("the CRI plugin is disabled in this configuration (disabled_plugins): Kubernetes does not reach the runtime; Docker and ctr do " +
+			"not need it there")
 	}
 	mine := slices.IndexFunc(c.files, func(d document) bool { _, _, found := block(d.text, r.Name); return found })
 	has := getString(c.tree, c.key("runtimes", r.Name, "options", "BinaryName")...)
@@ -331,7 +334,9 @@ func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p P
 		for _, key := range [][]string{c.key("runtimes", r.Name), c.key("runtimes", r.Name, "options")} {
 			for k, v := range getTable(c.tree, key...) {
 				if _, ok := valueTOML(v); !ok && k != "options" {
-					return p, fmt.Errorf("%s: %s was added to what cgpu install wrote, and would be lost; change the runtime by hand, as in docs/install.md", c.files[mine].path, keyTOML(append(key, k)...))
+					return p,
+						fmt.Errorf("%s: %s was added to what cgpu install wrote, and would be lost; change the runtime by hand, as in docs/install.md",
+							c.files[mine].path, keyTOML(append(key, k)...))
 				}
 			}
 		}
@@ -400,7 +405,8 @@ func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p P
 				body += fmt.Sprintf("[%s]\n  default_runtime_name = %s\n", keyTOML(c.key()...), quoteTOML(r.Name))
 			}
 		} else {
-			body = c.block(r, inBlock || c.blockHasDefault(mine, r.Name), withVersion || c.blockHasVersion(mine, r.Name), c.blockHas(mine, r.Name, runcNote),
+			body = c.block(r, inBlock || c.blockHasDefault(mine, r.Name), withVersion || c.blockHasVersion(mine, r.Name),
+				c.blockHas(mine, r.Name, runcNote),
 				cdiInBlock || c.blockHas(mine, r.Name, cdiLine))
 		}
 		text = appendBlock(text, r.Name, body)
@@ -466,13 +472,15 @@ func (c *containerd) disabled() bool {
 func (c *containerd) verify(fsys fs.FS, p Plan, check func(*containerd) error, name string) error {
 	after, err := loadContainerd(overlay{fsys, p.Edits}, c.files[0].path, c.program)
 	if bad, ok := errors.AsType[*badTOML](err); ok {
-		return fmt.Errorf("the file has a form that cgpu install does not extend, such as an inline table; add the runtime by hand, as in docs/install.md (edited, it would be wrong: %s)", bad.what)
+		return fmt.Errorf("the file has a form that cgpu install does not extend, such as an inline table; add the runtime by hand, as in "+
+			"docs/install.md (edited, it would be wrong: %s)", bad.what)
 	}
 	if err != nil {
 		return err
 	}
 	if c.version != after.version && !after.silent {
-		return fmt.Errorf("%s: the edit would change its version from %d to %d; add the runtime by hand, as in docs/install.md", c.files[0].path, c.version, after.version)
+		return fmt.Errorf("%s: the edit would change its version from %d to %d; add the runtime by hand, as in docs/install.md", c.files[0].path,
+			c.version, after.version)
 	}
 	if foreign := Foreign(c.tree, after.tree, name); foreign != "" {
 		return fmt.Errorf("%s: the edit would change %s as well; change the runtime by hand, as in docs/install.md", p.Edits[0].Path, foreign)
@@ -491,7 +499,8 @@ func Foreign(before, after map[string]any, name string) string {
 		case len(key) == 3 && key[0] == "plugins" && key[2] == "enable_cdi":
 		case len(key) >= 5 && key[0] == "plugins" && key[2] == "containerd" && key[3] == "runtimes" && key[4] == name:
 		// Ours as well: containerd 1.x has to be told of its own runc, and says the same when it is not.
-		case len(key) == 6 && key[0] == "plugins" && key[3] == "runtimes" && key[4] == "runc" && key[5] == "runtime_type" && len(getTable(before, key[:4]...))*len(getTable(after, key[:4]...)) == 0:
+		case len(key) == 6 && key[0] == "plugins" && key[3] == "runtimes" && key[4] == "runc" && key[5] == "runtime_type" &&
+			len(getTable(before, key[:4]...))*len(getTable(after, key[:4]...)) == 0:
 		default:
 			return keyTOML(key...)
 		}

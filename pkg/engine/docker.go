@@ -36,7 +36,9 @@ type dockerRuntime struct {
 func readDockerNote(path string, text []byte) (n dockerNote, err error) {
 	if text != nil {
 		if err := json.Unmarshal(text, &n); err != nil {
-			return n, fmt.Errorf("%s: %w: it is what cgpu install noted for cgpu uninstall; remove it, and take cgpu out of the configuration by hand", path, err)
+			return n,
+				fmt.Errorf("%s: %w: it is what cgpu install noted for cgpu uninstall; remove it, and take cgpu out of the configuration by hand", path,
+					err)
 		}
 	}
 	if n.Runtimes == nil {
@@ -228,12 +230,15 @@ func UninstallDocker(config string, text, note []byte, name string) (p Plan, err
 	mine, isMine := known.Runtimes[name]
 	path, has := d.program(name)
 	if has && !isMine && filepath.Base(path) != program {
-		return p, fmt.Errorf("%s: runtime %q has the program %q, which is not %s: cgpu install has not written it; take it out by hand", config, name, path, program)
+		return p, fmt.Errorf("%s: runtime %q has the program %q, which is not %s: cgpu install has not written it; take it out by hand",
+			config, name, path, program)
 	}
 	delete(known.Runtimes, name)
 	if d.byName == name && (has || isMine) {
 		was := mine.Was
-		if _, there := d.program(was); was != "" && !there && !slices.Contains(taken, was) && !strings.Contains(was, "io.containerd.") && !strings.HasPrefix(was, "/") { // shims need not be in the file
+		// shims need not be in the file
+		if _, there := d.program(was); was != "" && !there && !slices.Contains(taken, was) && !strings.Contains(was, "io.containerd.") &&
+			!strings.HasPrefix(was, "/") {
 			p.hint("the default runtime was %q, which is no longer in the file: dockerd's own is the default now", was)
 			was = ""
 		}

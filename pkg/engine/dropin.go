@@ -51,7 +51,8 @@ var crio = dropInEngine{
 			fmt.Fprintf(&b, "[crio.runtime]\ndefault_runtime = %s\n\n", quoteTOML(r.Name))
 		}
 		fmt.Fprintf(&b, "[%s]\nruntime_path = %s\nruntime_type = \"oci\"\n", keyTOML("crio", "runtime", "runtimes", r.Name), quoteTOML(r.Path))
-		for _, key := range []string{"allowed_annotations", "monitor_path", "monitor_cgroup", "monitor_env", "runtime_root", "privileged_without_host_devices"} {
+		for _, key := range []string{"allowed_annotations", "monitor_path", "monitor_cgroup", "monitor_env", "runtime_root",
+			"privileged_without_host_devices"} {
 			if text, ok := valueTOML(model[key]); ok {
 				fmt.Fprintf(&b, "%s = %s\n", key, text)
 			}
@@ -207,7 +208,8 @@ func (e dropInEngine) install(fsys fs.FS, file string, r Request) (p Plan, err e
 	wasDefault := getString(own.tree, e.defaultKey...) == r.Name
 	asDefault := r.Default || wasDefault
 	if asDefault && f.last != "" && f.byName != r.Name {
-		return p, fmt.Errorf("%s: it names the default runtime %q, and is read after %s: take it out there, or leave out --default", f.last, f.byName, path.Base(file))
+		return p, fmt.Errorf("%s: it names the default runtime %q, and is read after %s: take it out there, or leave out --default", f.last,
+			f.byName, path.Base(file))
 	}
 	text := []byte(dropInMark(r.Name) + "\n" + e.body(r, asDefault, e.model(f.others)))
 	if has := e.program(own.tree, r.Name); has != r.Path {
@@ -240,7 +242,9 @@ func (e dropInEngine) uninstall(fsys fs.FS, file, name string) (p Plan, err erro
 		}
 	}
 	if f.byName == name && (f.byHand == "" || f.own == nil) {
-		return p, fmt.Errorf("%s: its configuration names %q as the default runtime by hand: %[1]s would not start a container; name another there first", e.name, name)
+		return p,
+			fmt.Errorf("%s: its configuration names %q as the default runtime by hand: %[1]s would not start a container; name another there first",
+				e.name, name)
 	}
 	switch {
 	case f.own != nil:

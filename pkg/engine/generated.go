@@ -18,8 +18,8 @@ const (
 	RKE2Config = "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"
 )
 
-// generated is such a configuration. It is written anew at each start, from the template beside it or from a built-in one that the template may
-// include, so that what is ours goes elsewhere: into the folder that the file imports, or into the template.
+// generated is such a configuration. It is written anew at each start, from the template beside it or from a built-in one that the template
+// may include, so that what is ours goes elsewhere: into the folder that the file imports, or into the template.
 type generated struct {
 	config   string
 	text     []byte
@@ -36,7 +36,8 @@ func readGenerated(fsys fs.FS, config, name string) (g generated, err error) {
 	g.config = config
 	g.text, err = fs.ReadFile(fsys, strings.TrimPrefix(config, "/"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return g, fmt.Errorf("%s: it is not there: start k3s or RKE2 once, which write it, or name the file of another --data-dir with --config", config)
+		return g, fmt.Errorf("%s: it is not there: start k3s or RKE2 once, which write it, or name the file of another --data-dir with --config",
+			config)
 	} else if err != nil {
 		return g, fmt.Errorf("%s: %w", config, bare(err))
 	}
@@ -89,7 +90,9 @@ func InstallGenerated(fsys fs.FS, config string, r Request) (p Plan, err error) 
 	if c, err := loadContainerd(view, config, g.program); err != nil {
 		return p, err
 	} else if r.Default && c.byName() != r.Name {
-		return p, fmt.Errorf("%s: the default runtime is written into it before what a template can add: leave out --default, and name runtimeClassName: %s in pods", config, r.Name)
+		return p,
+			fmt.Errorf("%s: the default runtime is written into it before what a template can add: leave out --default, and name "+
+				"runtimeClassName: %s in pods", config, r.Name)
 	}
 	r.noCDI = true
 	if p, err = InstallContainerd(view, config, g.program, r); err != nil {
@@ -102,7 +105,9 @@ func InstallGenerated(fsys fs.FS, config string, r Request) (p Plan, err error) 
 	after := p.Edits[i].After
 	from, to, found := block(after, r.Name)
 	if !found || !bytes.Equal(without(after, r.Name), without(source, r.Name)) || bytes.Contains(after[from:to], []byte("{{")) {
-		return Plan{}, fmt.Errorf("%s: what cgpu install would change cannot be said in a template: add the runtime to %s by hand, as in docs/install.md", config, g.template)
+		return Plan{},
+			fmt.Errorf("%s: what cgpu install would change cannot be said in a template: add the runtime to %s by hand, as in docs/install.md",
+				config, g.template)
 	}
 	body := strings.TrimSpace(strings.ReplaceAll(string(after[from:to]), "\r\n", "\n"))
 	body = strings.TrimSuffix(strings.TrimPrefix(body, beginMark(r.Name)+"\n"), endMark(r.Name))

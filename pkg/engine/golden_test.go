@@ -261,7 +261,8 @@ func TestDiff(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	for name, good := range map[string]bool{"cgpu": true, "cgpu-2.x_y": true, "": false, "runc": false, "-x": false, "a b": false, "a\"": false} {
+	for name, good := range map[string]bool{"cgpu": true, "cgpu-2.x_y": true, "": false, "runc": false, "-x": false,
+		"a b": false, "a\"": false} {
 		if err := CheckName(name); (err == nil) != good {
 			t.Errorf("%q: %v", name, err)
 		}
@@ -317,7 +318,8 @@ func FuzzDocker(f *testing.F) {
 func FuzzContainerd(f *testing.F) {
 	f.Add([]byte("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  default_runtime_name = 'runc' # x\n"), 1)
 	f.Add([]byte("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\ncontainerd.default_runtime_name = \"runc\"\r\n"), 2)
-	f.Add([]byte("version = 2\nplugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options = {SystemdCgroup = true}\nx = \"\"\"\n[a]\"\"\""), 1)
+	f.Add([]byte("version = 2\nplugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options = {SystemdCgroup = true}\nx = "+
+		"\"\"\"\n[a]\"\"\""), 1)
 	f.Add([]byte("# nothing"), 0)
 	f.Fuzz(func(t *testing.T, text []byte, major int) {
 		s := scenario{engine: "containerd", name: "cgpu", path: oursPath, program: Version{Major: major}, asDefault: true, kubernetes: true}
@@ -344,7 +346,8 @@ func FuzzContainerd(f *testing.F) {
 func TestForges(t *testing.T) {
 	for pattern, want := range map[string]bool{
 		"cgpu.io/*": false, "*": false, "*.io": false, "ALIYUN_COM_GPU_*": false, "nvidia.com/*": false, "cgpu.io/[": false, "": false,
-		"*/*": true, "*.io/*": true, "*cgpu.io/*": true, "alloc.cgpu.io/*": true, "alloc.cgpu.io/shares": true, "?????.cgpu.io/*": true, "alloc.cgpu.io/new": true,
+		"*/*": true, "*.io/*": true, "*cgpu.io/*": true, "alloc.cgpu.io/*": true, "alloc.cgpu.io/shares": true, "?????.cgpu.io/*": true,
+		"alloc.cgpu.io/new":        true,
 		"alloc.cgpu.io[!-~]shares": true,
 	} {
 		if got := forges(pattern); got != want {

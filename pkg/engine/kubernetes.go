@@ -48,8 +48,10 @@ func (c *containerd) lacksLists(name string, ours bool) (bool, error) {
 		}
 		pods, _ := get(runtimes, other, "pod_annotations").([]any)
 		if i := slices.IndexFunc(pods, forges); i >= 0 {
-			return false, fmt.Errorf("%s: runtime %q: pod_annotations has %q, by which the author of a pod could write %s annotations and give himself any share: take it out; %q is enough",
-				c.where(other), other, pods[i], alloc.Prefix, annotations)
+			return false,
+				fmt.Errorf("%s: runtime %q: pod_annotations has %q, by which the author of a pod could write %s annotations and give himself any "+
+					"share: take it out; %q is enough",
+					c.where(other), other, pods[i], alloc.Prefix, annotations)
 		}
 	}
 	own := getTable(runtimes, name)
@@ -60,8 +62,10 @@ func (c *containerd) lacksLists(name string, ours bool) (bool, error) {
 	containers, _ := own["container_annotations"].([]any)
 	lacks := !slices.Contains(pods, any(annotations)) || !slices.ContainsFunc(containers, forges)
 	if lacks && !ours {
-		return false, fmt.Errorf("%s: runtime %q was not written by cgpu install and lacks lists: add pod_annotations = [%q] and container_annotations = [%q, %q] to its table",
-			c.where(name), name, annotations, annotations, allocations)
+		return false,
+			fmt.Errorf("%s: runtime %q was not written by cgpu install and lacks lists: add pod_annotations = [%q] and container_annotations = "+
+				"[%q, %q] to its table",
+				c.where(name), name, annotations, annotations, allocations)
 	}
 	return lacks, nil
 }
@@ -88,7 +92,8 @@ func readsAgent(dirs []any) bool {
 // hintKubernetes says what install cannot do.
 func (c *containerd) hintKubernetes(p *Plan, name string) {
 	if c.program.before(1, 7) {
-		p.hint("containerd %d.%d has no CDI and ignores it without a word: claims (DRA) need 1.7 or later, and cgpu-agent refuses to offer them on this node; the device plugin works",
+		p.hint("containerd %d.%d has no CDI and ignores it without a word: claims (DRA) need 1.7 or later, and cgpu-agent refuses to offer "+
+			"them on this node; the device plugin works",
 			c.program.Major, c.program.Minor)
 	}
 	if dirs, set := getTable(c.tree, "plugins", c.plugin)["cdi_spec_dirs"].([]any); set && !readsAgent(dirs) {
@@ -99,7 +104,8 @@ func (c *containerd) hintKubernetes(p *Plan, name string) {
 	}
 	list, _ := c.handler(name)["pod_annotations"].([]any)
 	if i := slices.IndexFunc(list, forges); i >= 0 {
-		p.hint("pod_annotations of the runtime that ours is like has %s; ours does without, as it would let the author of a pod write %s annotations", listTOML(list[i:i+1]), alloc.Prefix)
+		p.hint("pod_annotations of the runtime that ours is like has %s; ours does without, as it would let the author of a pod write %s "+
+			"annotations", listTOML(list[i:i+1]), alloc.Prefix)
 	}
 }
 
@@ -136,7 +142,8 @@ func InstallPods(file string, text []byte, value string, asked bool) (p Plan, er
 		after = append([]byte(created+"\n"), after...)
 	}
 	check, err := parseTOML(file, after)
-	if changed := differences(d.tree, check.tree); err != nil || len(changed) != 1 || !slices.Equal(changed[0], []string{"pods"}) || getString(check.tree, "pods") != value {
+	if changed := differences(d.tree, check.tree); err != nil || len(changed) != 1 || !slices.Equal(changed[0], []string{"pods"}) ||
+		getString(check.tree, "pods") != value {
 		return p, fmt.Errorf("%s: it has a form that cgpu install does not extend: set pods = %q there by hand", file, value)
 	}
 	p.Elsewhere = append(p.Elsewhere, fmt.Sprintf("%s: pods: %s → %q", file, orUnset(was), value))

@@ -38,13 +38,16 @@ func TestContainerdPods(t *testing.T) {
 		"another folder":          {v3 + "cdi_spec_dirs = [\"/etc/cdi\"]\n", Version{2, 1}, Pods{}},
 		"its folder":              {v3 + "cdi_spec_dirs = [\"/etc/cdi\", \"/run/cdi\"]\n", Version{2, 1}, Pods{CDI: true}},
 		"no kubelet":              {"version = 3\ndisabled_plugins = [\"cri\"]\n", Version{2, 1}, Pods{CDI: true, Disabled: true}},
-		"without --kubernetes": {v3 + ours(in3, "cgpu", "  pod_annotations = [\"cgpu.io/*\"]\n  container_annotations = [\"cgpu.io/*\"]\n"), Version{2, 1},
+		"without --kubernetes": {v3 + ours(in3, "cgpu", "  pod_annotations = [\"cgpu.io/*\"]\n  container_annotations = [\"cgpu.io/*\"]\n"),
+			Version{2, 1},
 			Pods{Handlers: []Handler{{Name: "cgpu", Annotations: true}}, CDI: true}},
 		"no lists": {v3 + ours(in3, "vgpu", ""), Version{2, 1}, Pods{Handlers: []Handler{{Name: "vgpu"}}, CDI: true}},
 		"forged": {v3 + ours(in3, "cgpu", lists) + ours(in3, "b", "  pod_annotations = [\"x\", \"*/*\"]\n"), Version{2, 1},
 			Pods{Handlers: []Handler{{Name: "b", Forges: "*/*"}, good[0]}, CDI: true}},
-		"NVIDIA's": {v3 + ours(in3, "cgpu", lists) + in3 + "nvidia.options]\n  BinaryName = \"/usr/local/nvidia/toolkit/nvidia-container-runtime\"\n" +
-			in3 + "gold.options]\n  BinaryName = \"nvidia-container-runtime.cdi\"\n", Version{2, 1}, Pods{Handlers: good, NVIDIA: []string{"gold", "nvidia"}, CDI: true}},
+		"NVIDIA's": {v3 + ours(in3, "cgpu", lists) + in3 +
+			"nvidia.options]\n  BinaryName = \"/usr/local/nvidia/toolkit/nvidia-container-runtime\"\n" +
+			in3 + "gold.options]\n  BinaryName = \"nvidia-container-runtime.cdi\"\n", Version{2, 1},
+			Pods{Handlers: good, NVIDIA: []string{"gold", "nvidia"}, CDI: true}},
 		"others' handlers": {v3 + in3 + "runc]\n  pod_annotations = [\"*/*\"]\n", Version{2, 1}, Pods{CDI: true}},
 	} {
 		fsys := fstest.MapFS{"etc/containerd/config.toml": {Data: []byte(tt.text)}}
@@ -56,7 +59,8 @@ func TestContainerdPods(t *testing.T) {
 	if got, err := ContainerdPods(fstest.MapFS{}, ContainerdConfig, Version{2, 1}); err != nil || !got.CDI || got.Handlers != nil {
 		t.Errorf("without a file: %+v, %v", got, err)
 	}
-	if _, err := ContainerdPods(fstest.MapFS{"etc/containerd/config.toml": {Data: []byte("version = 1\n")}}, ContainerdConfig, Version{}); err == nil {
+	if _, err := ContainerdPods(fstest.MapFS{"etc/containerd/config.toml": {Data: []byte("version = 1\n")}}, ContainerdConfig,
+		Version{}); err == nil {
 		t.Error("format 1 is taken")
 	}
 }
@@ -81,7 +85,8 @@ func TestPodsAsInstalled(t *testing.T) {
 		got, err := ContainerdPods(root(applyTo(s.files, plan)), ContainerdConfig, s.program)
 		otherDirs := strings.Contains(s.want, "cdi_spec_dirs is") // install does not change these, and says so
 		ours := slices.IndexFunc(got.Handlers, func(h Handler) bool { return h == Handler{Name: s.name, Annotations: true, Allocations: true} })
-		if err != nil || ours < 0 || got.CDI == (got.OldCDI || otherDirs) || slices.ContainsFunc(got.Handlers, func(h Handler) bool { return h.Forges != "" }) {
+		if err != nil || ours < 0 || got.CDI == (got.OldCDI || otherDirs) ||
+			slices.ContainsFunc(got.Handlers, func(h Handler) bool { return h.Forges != "" }) {
 			t.Errorf("%s: %+v, %v", file, got, err)
 		}
 	}

@@ -16,7 +16,8 @@ func TestRuntimes(t *testing.T) {
 		install    func(fsys fstest.MapFS, r Request) (Plan, error)
 		uninstall  func(fsys fstest.MapFS, name string) (Plan, error)
 	}{
-		"containerd": {ContainerdConfig, "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.x]\noptions.BinaryName = '/usr/bin/y'\n",
+		"containerd": {ContainerdConfig,
+			"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.x]\noptions.BinaryName = '/usr/bin/y'\n",
 			func(fsys fstest.MapFS, r Request) (Plan, error) {
 				return InstallContainerd(fsys, ContainerdConfig, Version{Major: 2}, r)
 			},

@@ -306,7 +306,8 @@ func unsetString(text []byte, key, name string, keep func(was string) bool) (aft
 
 // unset undoes set for the value that is a literal; was is nil where nothing was, or where keep refuses it.
 func unset(text []byte, key, literal string, keep func(was any) bool) (after []byte, was any, found bool) {
-	form := regexp.MustCompile(`(?m)^[ \t]*(?:[^#\n]*\.)?` + regexp.QuoteMeta(key) + `[ \t]*=[ \t]*(` + regexp.QuoteMeta(literal) + wasForm + `)[^\n]*(\n|$)`)
+	form := regexp.MustCompile(`(?m)^[ \t]*(?:[^#\n]*\.)?` + regexp.QuoteMeta(key) + `[ \t]*=[ \t]*(` + regexp.QuoteMeta(literal) +
+		wasForm + `)[^\n]*(\n|$)`)
 	m := form.FindSubmatchIndex(text)
 	if m == nil {
 		return text, nil, false

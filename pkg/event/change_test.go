@@ -13,7 +13,8 @@ import (
 
 func TestChanges(t *testing.T) {
 	was := ledger.Record{ID: "c", Nonce: "n", Name: "web", VGPUs: []ledger.VGPU{
-		{UUID: "GPU-0", Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}, {UUID: "GPU-1", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1, Percent: 30}}}}}
+		{UUID: "GPU-0", Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}},
+		{UUID: "GPU-1", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1, Percent: 30}}}}}
 	change := func(f func(*ledger.Record)) ledger.Record {
 		r := was
 		r.VGPUs = append([]ledger.VGPU(nil), was.VGPUs...)
@@ -31,11 +32,12 @@ func TestChanges(t *testing.T) {
 		from, to ledger.Record
 		want     []Event
 	}{
-		"nothing":        {was, was, nil},
-		"the guard's":    {was, change(func(r *ledger.Record) { r.InitPID = 7 }), nil},
-		"pause":          {was, change(func(r *ledger.Record) { r.Paused = true }), []Event{about(Paused, "", "all GPU work stops")}},
-		"resume":         {change(func(r *ledger.Record) { r.Paused = true }), was, []Event{about(Resumed, "", "GPU work goes on")}},
-		"memory, weight": {was, change(func(r *ledger.Record) { r.VGPUs[0].Limit, r.VGPUs[0].Weight = 8*quota.GiB, 3 }), []Event{about(Set, "GPU-0", "memory 6144MiB → 8192MiB, weight 1 → 3")}},
+		"nothing":     {was, was, nil},
+		"the guard's": {was, change(func(r *ledger.Record) { r.InitPID = 7 }), nil},
+		"pause":       {was, change(func(r *ledger.Record) { r.Paused = true }), []Event{about(Paused, "", "all GPU work stops")}},
+		"resume":      {change(func(r *ledger.Record) { r.Paused = true }), was, []Event{about(Resumed, "", "GPU work goes on")}},
+		"memory, weight": {was, change(func(r *ledger.Record) { r.VGPUs[0].Limit, r.VGPUs[0].Weight = 8*quota.GiB, 3 }),
+			[]Event{about(Set, "GPU-0", "memory 6144MiB → 8192MiB, weight 1 → 3")}},
 		"two GPUs": {was, change(func(r *ledger.Record) {
 			r.VGPUs[0].Priority, r.VGPUs[1].Percent, r.VGPUs[1].Spill = quota.PriorityHigh, 0, quota.MiB
 		}), []Event{about(Set, "GPU-0", "priority default → high"), about(Set, "GPU-1", "spill 0MiB → 1MiB, percent 30 → none")}},

@@ -49,7 +49,8 @@ const (
 
 // Kinds lists them in the order of a container's life.
 func Kinds() []Kind {
-	return []Kind{Start, End, Deleted, Refused, Denied, Killed, Freed, Held, Let, Paused, Resumed, Set, Policy, Warning, Removed, Unhealthy, Healthy}
+	return []Kind{Start, End, Deleted, Refused, Denied, Killed, Freed, Held, Let, Paused, Resumed, Set, Policy, Warning,
+		Removed, Unhealthy, Healthy}
 }
 
 // Event is one thing that happened. Its JSON form is an interface, like the kinds.

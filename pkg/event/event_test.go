@@ -77,7 +77,8 @@ func TestAppendRefuses(t *testing.T) {
 // One line is one write, whatever a tenant has put into it.
 func TestLongTexts(t *testing.T) {
 	for what, text := range map[string]string{
-		"long": strings.Repeat("x", 1<<20), "escapes": strings.Repeat("\x1b", 4096), "runes": strings.Repeat("ñ", 4096), "invalid": strings.Repeat("\xff", 4096),
+		"long": strings.Repeat("x", 1<<20), "escapes": strings.Repeat("\x1b", 4096), "runes": strings.Repeat("ñ", 4096),
+		"invalid": strings.Repeat("\xff", 4096),
 	} {
 		b, err := encode(Event{Kind: Refused, Container: text, Name: text, Text: text})
 		if err != nil || len(b) > maxLine || b[len(b)-1] != '\n' || strings.Count(string(b), "\n") != 1 {
@@ -249,7 +250,8 @@ func TestHalfLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n := 1; n < len(whole); n += 97 {
-		for _, half := range []string{string(whole[:n]), strings.Repeat(string(whole[:n]), 30), strings.Repeat("x", 64<<10-4) + string(whole[:n])} {
+		for _, half := range []string{string(whole[:n]), strings.Repeat(string(whole[:n]), 30),
+			strings.Repeat("x", 64<<10-4) + string(whole[:n])} {
 			dir := t.TempDir()
 			if err := os.WriteFile(File(dir), []byte(half), 0o600); err != nil {
 				t.Fatal(err)

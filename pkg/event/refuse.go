@@ -75,8 +75,9 @@ func (r refusals) due(now time.Time) (next refusals, untold int) {
 	return r, untold
 }
 
-// Refuse tells that a container was refused, or, where the event has a kind, what else its create shows of a mistake. Of more than RefusedAMinute, or RefusedOfOne, in a minute the rest is counted only, and told in one line
-// with the first refusal after it, or by TellRefused.
+// Refuse tells that a container was refused, or, where the event has a kind, what else its create shows of a mistake. Of more than
+// RefusedAMinute, or RefusedOfOne, in a minute the rest is counted only, and told in one line with the first refusal after it, or by
+// TellRefused.
 func Refuse(runDir string, e Event) error { return refuse(runDir, e, time.Now().UTC()) }
 
 func refuse(runDir string, e Event, now time.Time) error {
@@ -121,7 +122,8 @@ func tellRefused(runDir string, now time.Time) error {
 }
 
 func tellUntold(runDir string, untold int, now time.Time) error {
-	return Append(runDir, Event{Time: now, Kind: Refused, Count: untold, Text: fmt.Sprintf("beyond %d of one namespace or %d of all in a minute, not told one by one", RefusedOfOne, RefusedAMinute)})
+	return Append(runDir, Event{Time: now, Kind: Refused, Count: untold,
+		Text: fmt.Sprintf("beyond %d of one namespace or %d of all in a minute, not told one by one", RefusedOfOne, RefusedAMinute)})
 }
 
 // countRefusals changes the counts in the file that all share. What is not its JSON counts as nothing.

@@ -32,7 +32,8 @@ func TestRefuse(t *testing.T) {
 	tell(35, at.Add(time.Minute))
 	tell(36, at.Add(time.Minute))
 	list := read(t, dir)[RefusedOfOne:]
-	if len(list) != 3 || list[0].Count != 25 || list[0].Container != "" || list[0].Kind != Refused || list[1].Text != "35" || list[2].Text != "36" {
+	if len(list) != 3 || list[0].Count != 25 || list[0].Container != "" || list[0].Kind != Refused || list[1].Text != "35" ||
+		list[2].Text != "36" {
 		t.Errorf("%+v", list)
 	}
 	// A burst after which nobody is refused is told by who looks, once, when its minute is over.

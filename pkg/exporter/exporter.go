@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package exporter tells Prometheus what pkg/snapshot sees: the node's GPUs, who shares them, what each container may have, has, and has had
-// (pkg/tally). `cgpu exporter` serves it, and cgpu-agent among its own figures.
+// Package exporter tells Prometheus what pkg/snapshot sees: the node's GPUs, who shares them, what each container may have, has, and has
+// had (pkg/tally). `cgpu exporter` serves it, and cgpu-agent among its own figures.
 //
 // What is not known is absent, and never zero. docs/metrics.md lists the series, from the table in series.go.
 package exporter
@@ -34,8 +34,8 @@ type Options struct {
 	Hardware func() (map[string]device.Hardware, error)
 }
 
-// Exporter is a prometheus.Gatherer of the node. It may be used by many goroutines, of which one looks. It is no Collector: a registry would
-// compare the labels of each series with all others', and takes as long for that as the look does.
+// Exporter is a prometheus.Gatherer of the node. It may be used by many goroutines, of which one looks. It is no Collector: a registry
+// would compare the labels of each series with all others', and takes as long for that as the look does.
 type Exporter struct {
 	Options
 	root string // of /proc

@@ -47,7 +47,8 @@ func full(t testing.TB) *Exporter {
 	})
 	must(t, err)
 	c := New(Options{RunDir: n.dir, Version: "v1", Hardware: func() (map[string]device.Hardware, error) {
-		return map[string]device.Hardware{gpu0: {Temperature: value(41), Power: value(70.5), Corrected: number(3), Uncorrected: number(1), Xids: number(2)}}, nil
+		return map[string]device.Hardware{gpu0: {Temperature: value(41), Power: value(70.5), Corrected: number(3), Uncorrected: number(1),
+			Xids: number(2)}}, nil
 	}})
 	return c
 }
@@ -180,13 +181,15 @@ func TestAbsent(t *testing.T) {
 	got := scrape(t, New(Options{RunDir: n.dir, Hardware: func() (map[string]device.Hardware, error) { // the simulated driver has none
 		return map[string]device.Hardware{gpu0: {Temperature: value(0)}}, nil
 	}}))
-	for _, name := range []string{"cgpu_gpu_temperature", "cgpu_gpu_power", "cgpu_gpu_ecc", "cgpu_gpu_xid", "cgpu_nvml_up", "cgpu_gpu_seconds_total",
+	for _, name := range []string{"cgpu_gpu_temperature", "cgpu_gpu_power", "cgpu_gpu_ecc", "cgpu_gpu_xid", "cgpu_nvml_up",
+		"cgpu_gpu_seconds_total",
 		"cgpu_container_memory", "cgpu_container_gpu_", "cgpu_container_denied", "cgpu_container_trapped"} {
 		if strings.Contains(got, name) {
 			t.Errorf("%s is there:\n%s", name, got)
 		}
 	}
-	for _, want := range []string{"cgpu_up 1\n", `native="true"`, `cgpu_gpu_slots_free{gpu="` + gpu0 + `",index="0"} 0`, "cgpu_container_guard_up{"} {
+	for _, want := range []string{"cgpu_up 1\n", `native="true"`, `cgpu_gpu_slots_free{gpu="` + gpu0 + `",index="0"} 0`,
+		"cgpu_container_guard_up{"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s is missing:\n%s", want, got)
 		}
@@ -239,7 +242,8 @@ func TestEnded(t *testing.T) {
 		now = now.Add(time.Minute)
 		all := parsed(t, scrape(t, c))
 		of := func(name string) float64 { return all[name].GetMetric()[0].GetCounter().GetValue() }
-		waiting, throttled, entitled := of("cgpu_gpu_waiting_seconds_total"), of("cgpu_gpu_throttled_seconds_total"), of("cgpu_gpu_entitled_seconds_total")
+		waiting, throttled, entitled := of("cgpu_gpu_waiting_seconds_total"), of("cgpu_gpu_throttled_seconds_total"),
+			of("cgpu_gpu_entitled_seconds_total")
 		if waiting != 10*throttled || entitled != 8*throttled || waiting*6 != of("cgpu_gpu_seconds_total")*10 {
 			t.Errorf("%v s waited, %v throttled, %v entitled", waiting, throttled, entitled)
 		}

@@ -48,10 +48,12 @@ func newNode(t testing.TB) *node {
 	dir, err := os.MkdirTemp("", "cgpu") // short: a socket's path has 107 bytes at most
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	table := device.Table{Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04", Config: device.Config{MaxInst: 20, Policy: sched.PolicyPreempt, PrioRatio: 90}}
+	table := device.Table{Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04",
+		Config: device.Config{MaxInst: 20, Policy: sched.PolicyPreempt, PrioRatio: 90}}
 	for i, uuid := range []string{gpu0, gpu1} {
-		table.GPUs = append(table.GPUs, device.GPU{Index: i, UUID: uuid, Minor: i, BusID: fmt.Sprintf("0000:0%d:00.0", i), Name: "Tesla T4", Memory: 16 * quota.GiB,
-			Node: device.Node{Path: fmt.Sprintf("/dev/nvidia%d", i), HostPath: fmt.Sprintf("/dev/nvidia%d", i)}})
+		table.GPUs = append(table.GPUs, device.GPU{Index: i, UUID: uuid, Minor: i, BusID: fmt.Sprintf("0000:0%d:00.0", i), Name: "Tesla T4",
+			Memory: 16 * quota.GiB,
+			Node:   device.Node{Path: fmt.Sprintf("/dev/nvidia%d", i), HostPath: fmt.Sprintf("/dev/nvidia%d", i)}})
 	}
 	must(t, table.Save(dir))
 	n := &node{t: t, dir: dir, table: table}
@@ -71,11 +73,14 @@ func (n *node) write() {
 func (n *node) container(id, name string, uuids ...string) *tally.File {
 	n.t.Helper()
 	nonce := fmt.Sprintf("%016x", len(n.records)+1)
-	r := ledger.Record{ID: id, Nonce: nonce, Name: name, Created: time.Unix(int64(len(n.records)), 0), Control: filepath.Join(n.dir, nonce+".ctl"), GuardPID: os.Getpid()}
+	r := ledger.Record{ID: id, Nonce: nonce, Name: name, Created: time.Unix(int64(len(n.records)), 0),
+		Control: filepath.Join(n.dir, nonce+".ctl"), GuardPID: os.Getpid()}
 	s := api.Status{ID: id, Nonce: nonce, GuardPID: os.Getpid(), InitPID: os.Getpid()}
 	for i, uuid := range uuids {
-		r.VGPUs = append(r.VGPUs, ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}})
-		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: i, UUID: uuid, Limit: 4 * quota.GiB, Used: 3 * quota.GiB, Peak: 4 * quota.GiB, Managed: quota.GiB, Spilled: quota.MiB})
+		r.VGPUs = append(r.VGPUs, ledger.VGPU{UUID: uuid,
+			Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}})
+		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: i, UUID: uuid, Limit: 4 * quota.GiB, Used: 3 * quota.GiB, Peak: 4 * quota.GiB,
+			Managed: quota.GiB, Spilled: quota.MiB})
 	}
 	n.records = append(n.records, r)
 	n.write()

@@ -218,8 +218,8 @@ func identify(view snapshot.View) map[string][]string {
 	return labels
 }
 
-// namesOf are namespace, pod and container: of a pod's container by the name that the CRI's annotations made (namespace/pod/container), else
-// the container alone.
+// namesOf are namespace, pod and container: of a pod's container by the name that the CRI's annotations made (namespace/pod/container),
+// else the container alone.
 func namesOf(name, id string) []string {
 	if parts := strings.Split(name, "/"); len(parts) == 3 {
 		return []string{text(parts[0]), text(parts[1]), text(parts[2])}

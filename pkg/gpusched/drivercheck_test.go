@@ -41,7 +41,8 @@ func TestTryDriver(t *testing.T) {
 		{name: "no such channel", fault: fault(controlDisableChannels, statusInvalidChannel), tried: all},
 		{name: "no client", fault: allocFault(rmclient.ClassClient), tried: []string{TryClient}, refused: "client: make an RM client"},
 		{name: "no group", fault: allocFault(classGroup), tried: []string{TryClient, TryGroup, TryPause}, refused: "group: allocate"},
-		{name: "no timeslice", fault: fault(controlSetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: set a timeslice: NV_ERR_NOT_SUPPORTED"},
+		{name: "no timeslice", fault: fault(controlSetTimeslice, rm.StatusNotSupported), tried: all,
+			refused: "timeslice: set a timeslice: NV_ERR_NOT_SUPPORTED"},
 		{name: "not read", fault: fault(controlGetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: read a timeslice"},
 		{name: "not kept", fault: func(d *fakeGPU) {
 			d.at = func(cmd uint32) {
@@ -52,8 +53,10 @@ func TestTryDriver(t *testing.T) {
 				}
 			}
 		}, tried: all, refused: "timeslice: timeslice of 7ms was set, 0s is read back"},
-		{name: "no pause", fault: fault(controlDisableChannels, rm.StatusInsufficientPermissions), tried: all, refused: "pause: pause a channel: NV_ERR_INSUFFICIENT_PERMISSIONS"},
-		{name: "no records", records: true, fault: fault(0x20801238 /* NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 */, rm.StatusNotSupported), tried: append([]string{TryClient, TrySwitches}, all[1:]...), refused: "switches: bind context-switch records"},
+		{name: "no pause", fault: fault(controlDisableChannels, rm.StatusInsufficientPermissions), tried: all,
+			refused: "pause: pause a channel: NV_ERR_INSUFFICIENT_PERMISSIONS"},
+		{name: "no records", records: true, fault: fault(0x20801238 /* NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 */, rm.StatusNotSupported),
+			tried: append([]string{TryClient, TrySwitches}, all[1:]...), refused: "switches: bind context-switch records"},
 	} {
 		cfg := fakeConfig(t.TempDir(), 1)
 		cfg.Driver = device.DriverNVIDIA
@@ -74,7 +77,8 @@ func TestTryDriver(t *testing.T) {
 				refused = append(refused, x.What+": "+x.Refused)
 			}
 		}
-		if strings.Join(tried, " ") != strings.Join(tt.tried, " ") || !strings.HasPrefix(strings.Join(refused, ", "), tt.refused) || (tt.refused == "") != (len(refused) == 0) {
+		if strings.Join(tried, " ") != strings.Join(tt.tried, " ") || !strings.HasPrefix(strings.Join(refused, ", "), tt.refused) ||
+			(tt.refused == "") != (len(refused) == 0) {
 			t.Errorf("%s: tried %v, want %v; refused %q, want %q", tt.name, tried, tt.tried, refused, tt.refused)
 		}
 		if want := len(tt.tried) > 1; (dropped == 1) != want {

@@ -227,10 +227,12 @@ func fakeConfig(dir string, gpus int) guardcfg.Config {
 	cfg := guardcfg.Config{ID: "c0ffee", Nonce: "n", RunDir: dir, Socket: filepath.Join(dir, "n.sock"), Control: filepath.Join(dir, "n.ctl"),
 		Driver: device.DriverSim /* whose nodes are not opened */, DriverVersion: testVersion, ControlNode: device.Node{HostPath: fakeControl},
 		Settings: device.Config{MaxChannels: 512, MaxInst: 20, Policy: sched.PolicyPreempt, PrioRatio: sched.DefaultPrioRatio,
-			BaseTimeslice: timing.Base, MinTimeslice: timing.Min, MaxRound: timing.MaxRound, HighPrioTimeslice: timing.HighPrio, CapCycle: timing.Cycle}}
+			BaseTimeslice: timing.Base, MinTimeslice: timing.Min, MaxRound: timing.MaxRound, HighPrioTimeslice: timing.HighPrio,
+			CapCycle: timing.Cycle}}
 	for i := range gpus {
-		cfg.GPUs = append(cfg.GPUs, guardcfg.GPU{GPU: device.GPU{Index: i, Minor: i, UUID: "GPU-" + strconv.Itoa(i), BusID: "0000:0" + strconv.Itoa(i+1) + ":00.0",
-			Node: device.Node{HostPath: "/dev/zero"}}})
+		cfg.GPUs = append(cfg.GPUs, guardcfg.GPU{GPU: device.GPU{Index: i, Minor: i, UUID: "GPU-" + strconv.Itoa(i),
+			BusID: "0000:0" + strconv.Itoa(i+1) + ":00.0",
+			Node:  device.Node{HostPath: "/dev/zero"}}})
 	}
 	return cfg
 }

@@ -212,7 +212,8 @@ func (x *gpuScheduler) part(groups []Group) peerpage.Guard {
 	}
 	slices.Sort(g.PIDs)
 	if g.PIDs = slices.Compact(g.PIDs); len(g.PIDs) > peerpage.MaxPIDs {
-		x.s.LogOnce("pids", "more processes have contexts than the arbiter can be told of; what the others do is nobody's", "most", peerpage.MaxPIDs)
+		x.s.LogOnce("pids", "more processes have contexts than the arbiter can be told of; what the others do is nobody's",
+			"most", peerpage.MaxPIDs)
 	}
 	return g
 }

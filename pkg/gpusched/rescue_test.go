@@ -182,7 +182,8 @@ func TestRescueDamaged(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n, err := again.resume(path); err == nil && len(b) < rescueHeader || n != 0 && len(b) < rescueHeader { // it was whole when the rescuer began
+			// it was whole when the rescuer began
+			if n, err := again.resume(path); err == nil && len(b) < rescueHeader || n != 0 && len(b) < rescueHeader {
 				t.Errorf("read again: %d, %v", n, err)
 			}
 		})
@@ -499,11 +500,13 @@ func TestKilledRescuer(t *testing.T) {
 // TestRescuerRefuses: one that cannot get ready is none.
 func TestRescuerRefuses(t *testing.T) {
 	var gone atomic.Bool
-	if _, _, err := startRescuer(filepath.Join(t.TempDir(), "none"), &gone); err == nil || !strings.Contains(err.Error(), "read what is paused") {
+	if _, _, err := startRescuer(filepath.Join(t.TempDir(), "none"), &gone); err == nil ||
+		!strings.Contains(err.Error(), "read what is paused") {
 		t.Error(err)
 	}
 	t.Setenv(silentEnv, "1")
-	if _, _, err := startRescuerWithin(time.Second/10, "", &gone); err == nil || !strings.Contains(err.Error(), "does not say that it is ready") {
+	if _, _, err := startRescuerWithin(time.Second/10, "", &gone); err == nil ||
+		!strings.Contains(err.Error(), "does not say that it is ready") {
 		t.Error(err)
 	}
 	cfg := fakeConfig(t.TempDir(), 1)

@@ -66,7 +66,8 @@ func TimingOf(cfg guardcfg.Config) sched.Timing {
 	if loss == 0 {
 		loss = sched.DefaultTiming().MaxLoss
 	}
-	return sched.Timing{Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle, MaxLoss: loss}
+	return sched.Timing{Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice,
+		Cycle: s.CapCycle, MaxLoss: loss}
 }
 
 // New makes a scheduler that does nothing yet.

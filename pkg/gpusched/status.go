@@ -22,8 +22,10 @@ func (s *Scheduler) Status(gpu int) *api.ComputeStatus {
 	v := x.local.Verdict()
 	pauses, throttled := x.local.Pauses(now)
 	return &api.ComputeStatus{Policy: p.Effective, Share: p.Share, Cap: p.Cap,
-		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: min(v.Busy, groups), Slice: x.local.Slice(), Ruled: groups == 0 || x.local.Ruled(now), Exact: v.Exact,
-		Utilization: v.Recently(v.Lately, now), Entitled: v.Recently(v.Entitled, now), GPUTime: v.Used(now), Waiting: v.Waiting, Throttled: throttled,
+		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: min(v.Busy, groups), Slice: x.local.Slice(), Ruled: groups == 0 ||
+			x.local.Ruled(now), Exact: v.Exact,
+		Utilization: v.Recently(v.Lately, now), Entitled: v.Recently(v.Entitled, now), GPUTime: v.Used(now),
+		Waiting: v.Waiting, Throttled: throttled,
 		Switches: v.Switches, Preemptions: v.Preemptions, Pauses: pauses, Granted: v.Granted}
 }
 

@@ -45,7 +45,8 @@ func TestOldContextDMA(t *testing.T) {
 		if s := ask(x.client, x.memory, x.class, rm.ContextDMAFlagKernel, x.limit); s != x.want || (len(d.calls) == 1) != ok {
 			t.Errorf("%s: %s, %d driver calls", x.name, rm.StatusName(s), len(d.calls))
 		}
-		if ok && (rm.U32(asked, rm.AllocClass) != 2 || rm.U32(asked, 16+rm.ContextDMAMemory) != x.memory || rm.U64(asked, 16+rm.ContextDMAOffset) != 0x50) {
+		if ok && (rm.U32(asked, rm.AllocClass) != 2 || rm.U32(asked, 16+rm.ContextDMAMemory) != x.memory ||
+			rm.U64(asked, 16+rm.ContextDMAOffset) != 0x50) {
 			t.Errorf("%s: asked %x", x.name, asked)
 		}
 	}

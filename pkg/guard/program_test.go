@@ -8,13 +8,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestOpenProgram: a guard does not become what others than root could change, nor what is no program.
 func TestOpenProgram(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedsRoot(t, "it gives files to others")
 	dir := t.TempDir()
 	write := func(name string, mode os.FileMode, uid, gid int) string {
 		path := filepath.Join(dir, name)

@@ -101,7 +101,8 @@ func Clear(runDir, uuid string) (cleared []Fault, err error) {
 // errWatched: another process watches already.
 var errWatched = errors.New("health: another process watches the GPUs of this node already: cgpu health tells what it finds")
 
-// Watched says whether somebody watches the GPUs of a run directory. It asks for the lock and takes none, so that it is in no watcher's way.
+// Watched says whether somebody watches the GPUs of a run directory. It asks for the lock and takes none, so that it is in no watcher's
+// way.
 func Watched(runDir string) bool {
 	f, err := os.Open(watchFile(runDir))
 	if err != nil {

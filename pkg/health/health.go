@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health keeps which GPUs of the node are unhealthy, and why. `cgpu health watch` asks NVML (or the simulated driver) once a second,
-// steps the state, and writes it to health.json in the run directory; whoever gives out GPUs reads that (Mark). It is a judgement about new
-// containers: those that run are told of and left alone.
+// Package health keeps which GPUs of the node are unhealthy, and why. `cgpu health watch` asks NVML (or the simulated driver) once a
+// second, steps the state, and writes it to health.json in the run directory; whoever gives out GPUs reads that (Mark). It is a judgement
+// about new containers: those that run are told of and left alone.
 //
 // Without a file every GPU is healthy, as on a node where nobody watches.
 package health

@@ -167,14 +167,15 @@ func Holders(records []ledger.Record, uuid string) (list []ledger.Record) {
 func Warn(runDir string, marked *device.Table, r ledger.Record) {
 	for _, g := range marked.GPUs {
 		if g.Fault != "" && len(Holders([]ledger.Record{r}, g.UUID)) > 0 {
-			_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: r.ID, Nonce: r.Nonce, Name: r.Name, GPU: &event.GPU{Index: g.Index, UUID: g.UUID},
+			_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: r.ID, Nonce: r.Nonce, Name: r.Name,
+				GPU:  &event.GPU{Index: g.Index, UUID: g.UUID},
 				Text: "started on a GPU that is unhealthy: " + g.Fault})
 		}
 	}
 }
 
-// confirm leaves a GPU lost that was lost in the answer before this one as well: a single look can fall into a moment in which the driver is
-// loaded, or resets the GPU.
+// confirm leaves a GPU lost that was lost in the answer before this one as well: a single look can fall into a moment in which the driver
+// is loaded, or resets the GPU.
 func (w *Watcher) confirm(t *device.Table, seen map[string]device.Hardware) {
 	away := map[string]bool{}
 	for _, g := range t.GPUs {

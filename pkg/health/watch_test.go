@@ -51,9 +51,10 @@ func TestLook(t *testing.T) {
 	book := ledger.Open(runDir)
 	for i, uuid := range []string{gpu0, gpu1} {
 		_, err := book.Reserve(ledger.Request{
-			GPUs:   []ledger.GPU{{UUID: uuid, Index: i, Memory: 1 << 30}},
-			Card:   sched.Card{MaxInst: 2, PrioRatio: sched.DefaultPrioRatio},
-			Record: ledger.Record{ID: fmt.Sprint("box", i), Nonce: fmt.Sprint("n", i), Name: "ml/train/main", VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: 1 << 29}}}},
+			GPUs: []ledger.GPU{{UUID: uuid, Index: i, Memory: 1 << 30}},
+			Card: sched.Card{MaxInst: 2, PrioRatio: sched.DefaultPrioRatio},
+			Record: ledger.Record{ID: fmt.Sprint("box", i), Nonce: fmt.Sprint("n", i), Name: "ml/train/main",
+				VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: 1 << 29}}}},
 		})
 		must(t, err)
 	}
@@ -141,8 +142,8 @@ func TestSilent(t *testing.T) {
 	unhealthy(Patience+time.Second+Settle, 0)
 }
 
-// TestXidIsNotLost: the driver tells of an Xid once. It counts although nothing else is answered, although it could not be written at first,
-// and although another thing is told of its GPU then.
+// TestXidIsNotLost: the driver tells of an Xid once. It counts although nothing else is answered, although it could not be written at
+// first, and although another thing is told of its GPU then.
 func TestXidIsNotLost(t *testing.T) {
 	runDir, table := t.TempDir(), tableOf(gpu0, gpu1)
 	f := &fakeDriver{next: map[string]device.Hardware{gpu0: {}, gpu1: {}}}

@@ -20,13 +20,14 @@ var xids = []struct {
 	first, last uint64
 	class       class
 }{
-	{1, 13, program},    // FIFO errors of a channel, 8: it made no progress, 13: graphics engine exception
-	{14, 14, record},    // reports that are no error, of displays and of logging
-	{16, 16, record},    //
-	{19, 19, record},    //
-	{20, 22, program},   // video engines, software methods
-	{23, 23, record},    //
-	{24, 45, program},   // engines, 31: MMU fault, 32: push buffer, 39 to 41: copy engines, 43: reset channel, 45: removed at its program's end
+	{1, 13, program},  // FIFO errors of a channel, 8: it made no progress, 13: graphics engine exception
+	{14, 14, record},  // reports that are no error, of displays and of logging
+	{16, 16, record},  //
+	{19, 19, record},  //
+	{20, 22, program}, // video engines, software methods
+	{23, 23, record},  //
+	// engines, 31: MMU fault, 32: push buffer, 39 to 41: copy engines, 43: reset channel, 45: removed at its program's end
+	{24, 45, program},
 	{47, 47, program},   // encoder
 	{60, 60, program},   // SEC2
 	{63, 63, record},    // a row is to be remapped, or a page was retired: the driver goes round it
@@ -63,9 +64,12 @@ func classOf(xid uint64) class {
 
 // names of those that are seen.
 var names = map[uint64]string{
-	46: "the GPU stopped processing", 48: "uncorrectable memory error", 58: "memory interface", 61: "microcontroller breakpoint", 62: "microcontroller halted",
-	64: "a row could not be remapped", 74: "NVLink", 79: "fallen off the bus", 90: "L2 cache", 95: "uncorrectable error that hit more than one program",
-	110: "security fault", 119: "GSP does not answer", 120: "GSP error", 121: "C2C link", 136: "link training", 140: "uncorrectable memory error",
+	46: "the GPU stopped processing", 48: "uncorrectable memory error", 58: "memory interface", 61: "microcontroller breakpoint",
+	62: "microcontroller halted",
+	64: "a row could not be remapped", 74: "NVLink", 79: "fallen off the bus", 90: "L2 cache",
+	95:  "uncorrectable error that hit more than one program",
+	110: "security fault", 119: "GSP does not answer", 120: "GSP error", 121: "C2C link", 136: "link training",
+	140: "uncorrectable memory error",
 	143: "initialization", 155: "NVLink", 157: "a row could not be remapped", 158: "timeout", 167: "PCIe timeout", 168: "less memory",
 	171: "uncorrectable DRAM error", 172: "uncorrectable SRAM error", 173: "C2C link",
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package history keeps what a node's GPUs and their containers got and had over the last time, in steps, from one look at the node after the
-// other: some minutes for `cgpu top`, an hour for `cgpu web`. It is bounded: so many points of each GPU and of each container that is there.
+// Package history keeps what a node's GPUs and their containers got and had over the last time, in steps, from one look at the node after
+// the other: some minutes for `cgpu top`, an hour for `cgpu web`. It is bounded: so many points of each GPU and of each container that is
+// there.
 package history
 
 import (

@@ -213,7 +213,8 @@ func dockerFlags(config string, asDefault bool) error {
 		if flag == "--default-runtime" && !asDefault {
 			continue
 		}
-		return fmt.Errorf("%s: dockerd (process %d) was started with %s, and does not start when the file says the same: take the option out of its service first", config, pid, flag)
+		return fmt.Errorf("%s: dockerd (process %d) was started with %s, and does not start when the file says the same: take the option out "+
+			"of its service first", config, pid, flag)
 	}
 	return nil
 }
@@ -256,7 +257,10 @@ func reread(w io.Writer, t Target, config string, restart, anew bool) error {
 		say = fmt.Sprintf("next: systemctl %s %s", t.reload, t.unit)
 	}
 	if anew {
-		_, err := fmt.Fprintf(w, "next: restart %s, and do not reload it: it would keep the default runtime that is gone, or crash (20.10); without live-restore its containers stop\n", t.daemon)
+		_,
+			err := fmt.Fprintf(w,
+			"next: restart %s, and do not reload it: it would keep the default runtime that is gone, or crash (20.10); without live-restore its "+
+				"containers stop\n", t.daemon)
 		return err
 	}
 	if t.Name == "docker" {

@@ -55,7 +55,8 @@ func TestWriteError(t *testing.T) {
 		err  error
 		want string
 	}{
-		{&fs.PathError{Op: "open", Path: "/x/.tmp", Err: syscall.EROFS}, "/x/f: read-only file system: make it writable, or make the change where the file comes from"},
+		{&fs.PathError{Op: "open", Path: "/x/.tmp", Err: syscall.EROFS},
+			"/x/f: read-only file system: make it writable, or make the change where the file comes from"},
 		{&fs.PathError{Op: "open", Path: "/x/.tmp", Err: syscall.EACCES}, "/x/f: permission denied: run as root"},
 		{&os.LinkError{Op: "rename", Old: "/x/.tmp", New: "/x/f", Err: syscall.EBUSY}, "/x/f: device or resource busy: it is a mount of its own"},
 		{errors.New("odd"), "/x/f: odd"},

@@ -53,7 +53,8 @@ func Targets() []Target {
 			},
 		},
 		{
-			Name: "containerd", Config: same(engine.ContainerdConfig), daemon: "containerd", unit: "containerd", reload: "restart", check: checkContainerd, Kubelet: true,
+			Name: "containerd", Config: same(engine.ContainerdConfig), daemon: "containerd", unit: "containerd", reload: "restart",
+			check: checkContainerd, Kubelet: true,
 			planInstall: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
 				return engine.InstallContainerd(root, config, containerdVersion(), r)
 			},
@@ -66,7 +67,8 @@ func Targets() []Target {
 			Kubelet: true, planInstall: engine.InstallGenerated, planUninstall: engine.UninstallGenerated,
 		},
 		{
-			Name: "rke2", Config: same(engine.RKE2Config), daemon: "rke2", unit: unitOf("rke2-server", "rke2-agent"), reload: "restart", check: noCheck,
+			Name: "rke2", Config: same(engine.RKE2Config), daemon: "rke2", unit: unitOf("rke2-server", "rke2-agent"),
+			reload: "restart", check: noCheck,
 			Kubelet: true, planInstall: engine.InstallGenerated, planUninstall: engine.UninstallGenerated,
 		},
 		{
@@ -169,7 +171,8 @@ func (t Target) Uninstall(w io.Writer, o Order) error {
 		return fmt.Errorf("uninstall: %w", err)
 	}
 	if has := plan.Runtimes[o.Name]; o.Path != "" && has != "" && has != o.Path {
-		return fmt.Errorf("uninstall: %s: the program of runtime %q is %q, not %q: others put it there, and it stays: cgpu uninstall takes it out",
+		return fmt.Errorf("uninstall: %s: the program of runtime %q is %q, not %q: others put it there, and it stays: cgpu uninstall takes it "+
+			"out",
 			o.Config, o.Name, has, o.Path)
 	}
 	o.Path = "" // none is installed
@@ -358,7 +361,8 @@ func (t Target) judge(config string, r engine.Request, before checked) error {
 	}
 	if before.tree != nil && after.tree != nil {
 		if foreign := engine.Foreign(before.tree, after.tree, r.Name); foreign != "" {
-			return fmt.Errorf("with the edit %s would also see a change of %s: edit the configuration by hand, as in docs/install.md", t.daemon, foreign)
+			return fmt.Errorf("with the edit %s would also see a change of %s: edit the configuration by hand, as in docs/install.md", t.daemon,
+				foreign)
 		}
 	}
 	return t.effective(config, r, after)
@@ -372,9 +376,11 @@ func (t Target) effective(config string, r engine.Request, now checked) error {
 	program, byName := engine.Named(now.tree, r.Name)
 	switch {
 	case program != r.Path:
-		return fmt.Errorf("%s does not see runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, program)
+		return fmt.Errorf("%s does not see runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its "+
+			"imports", t.daemon, r.Name, config, program)
 	case r.Default && byName != r.Name:
-		return fmt.Errorf("%s does not see the default runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, byName)
+		return fmt.Errorf("%s does not see the default runtime %q of %s, but %q: another file that it imports overrides it; take that out, or "+
+			"out of its imports", t.daemon, r.Name, config, byName)
 	}
 	return nil
 }

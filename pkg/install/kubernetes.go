@@ -36,7 +36,9 @@ func joinPods(plan *engine.Plan, t Target, value string, asked bool) error {
 	if t.Name == "crio" {
 		// CRI-O copies every annotation of the pod into those of its containers (internal/factory/container), so that
 		// cgpu-runtime cannot tell a device plugin's from the author's there.
-		plan.Hints = append(plan.Hints, "below CRI-O only claims (the front end dra) work: it hands all annotations of a pod to the runtime, so those by which a device plugin allocates are refused")
+		plan.Hints = append(plan.Hints,
+			"below CRI-O only claims (the front end dra) work: it hands all annotations of a pod to the runtime, so those by which a device "+
+				"plugin allocates are refused")
 	}
 	return nil
 }

@@ -42,7 +42,8 @@ func TestAskKubelet(t *testing.T) {
 		}
 	}
 	begin := time.Now()
-	if _, err := ask("exec sleep 60", 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "was not done after 50ms") || time.Since(begin) > 20*time.Second {
+	if _, err := ask("exec sleep 60", 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "was not done after 50ms") ||
+		time.Since(begin) > 20*time.Second {
 		t.Errorf("%v after %v", err, time.Since(begin))
 	}
 	if _, err := askKubelet(filepath.Join(t.TempDir(), "missing"), "/s", c, time.Second); err == nil {

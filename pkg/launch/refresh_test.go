@@ -18,7 +18,8 @@ func TestRefresh(t *testing.T) {
 		{"good", "exit 0", ""},
 		{"bad", "echo no driver >&2; echo at all >&2; exit 1", "launch: the node's GPUs could not be read: no driver; at all"},
 		{"killed", "kill -9 $$", "launch: the node's GPUs could not be read: "},
-		{"hangs", "trap '' TERM; exec sleep 60", "launch: cgpu-refresh was not done after 200ms, and was ended: the NVIDIA driver does not answer"},
+		{"hangs", "trap '' TERM; exec sleep 60",
+			"launch: cgpu-refresh was not done after 200ms, and was ended: the NVIDIA driver does not answer"},
 	} {
 		path := filepath.Join(t.TempDir(), "cgpu-refresh")
 		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+test.script+"\n"), 0o755); err != nil {

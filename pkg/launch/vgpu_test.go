@@ -14,13 +14,15 @@ import (
 )
 
 func TestVGPUPage(t *testing.T) {
-	table := &device.Table{Driver: device.DriverSim, Nodes: []device.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 510}}}
+	table := &device.Table{Driver: device.DriverSim,
+		Nodes: []device.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 510}}}
 	for i := range 3 {
 		table.GPUs = append(table.GPUs, device.GPU{Index: i, Minor: 7 - i, UUID: fmt.Sprint("GPU-", i), BusID: fmt.Sprintf("0001:a%d:01.0", i)})
 	}
 	record := ledger.Record{
 		Native: []string{"GPU-2"},
-		VGPUs:  []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: quota.GiB, Spill: quota.MiB, Share: quota.Share{Weight: 2}}}, {UUID: "GPU-0", Slice: quota.Slice{Limit: quota.MiB}}},
+		VGPUs: []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: quota.GiB, Spill: quota.MiB, Share: quota.Share{Weight: 2}}},
+			{UUID: "GPU-0", Slice: quota.Slice{Limit: quota.MiB}}},
 	}
 	want := []page.VGPU{
 		{Minor: 7, GPUID: 1<<16 | 0xa001, Weight: 1, Limit: uint64(quota.MiB)},
@@ -53,7 +55,8 @@ func TestVGPUPage(t *testing.T) {
 
 // TestGuardHolds: the guard is told all files that its container has in common with others.
 func TestGuardHolds(t *testing.T) {
-	table := &device.Table{Driver: device.DriverSim, Mounts: []device.Mount{{Host: "/lib/libcuda.so.1", Container: "/x"}, {Host: "/bin/nvidia-smi", Container: "/y"}}}
+	table := &device.Table{Driver: device.DriverSim,
+		Mounts: []device.Mount{{Host: "/lib/libcuda.so.1", Container: "/x"}, {Host: "/bin/nvidia-smi", Container: "/y"}}}
 	want := []string{"/lib/libcuda.so.1", "/bin/nvidia-smi"}
 	if library := device.Limiter(); library != "" {
 		want = append(want, library)

@@ -32,7 +32,8 @@ const hwcap = 1 << 62 // DL_CACHE_HWCAP_EXTENSION
 
 func entries() []Entry {
 	x := func(name, path string) Entry { return Entry{Name: name, Path: path, Flags: X8664} }
-	v2, v3 := x("libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v2/libblas.so.3"), x("libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v3/libblas.so.3")
+	v2, v3 := x("libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v2/libblas.so.3"),
+		x("libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v3/libblas.so.3")
 	v2.HWCap, v3.HWCap = hwcap, hwcap+1
 	return []Entry{
 		x("libz10.so.10", "/usr/lib/libz10.so.10"), x("libz10.so.9", "/usr/lib/libz10.so.9"),
@@ -100,7 +101,8 @@ func TestWith(t *testing.T) {
 		"/usr/lib/libz10.so.10", "/usr/lib/libz10.so.9", "/drv/libzz.so", "/usr/lib/libz.so.1", "/usr/lib/libz.so",
 		"/drv/libold.so.1", "/opt/old/libold.so.1",
 		"/usr/lib/libcuda.so.580.159.04", "/opt/stubs/libcuda.so.1", "/usr/lib/libcuda.so.580.159.04",
-		"/drv/libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v2/libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v3/libblas.so.3", "/usr/lib/libblas.so.3",
+		"/drv/libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v2/libblas.so.3", "/usr/lib/glibc-hwcaps/x86-64-v3/libblas.so.3",
+		"/usr/lib/libblas.so.3",
 		"/drv/liba.so",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

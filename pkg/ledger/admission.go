@@ -174,11 +174,13 @@ func admitGPUs(f *file, req Request) ([]VGPU, error) {
 		g := req.GPUs[req.gpu(uuid)]
 		l := loadOf(f, g, req.Overcommit, req.Card)
 		if len(l.shares) > 0 {
-			return nil, &Refusal{GPU: g, Asked: g.Memory, Free: l.free, Reason: fmt.Sprintf("asked for whole, but %d containers have slices of it, such as %s", len(l.shares), l.holder),
+			return nil, &Refusal{GPU: g, Asked: g.Memory, Free: l.free,
+				Reason: fmt.Sprintf("asked for whole, but %d containers have slices of it, such as %s", len(l.shares), l.holder),
 				Remedy: "ask for a slice, or stop those containers"}
 		}
 		if l.exclusive || l.whole > 0 && req.Record.exclusive(uuid) {
-			return nil, &Refusal{GPU: g, Asked: g.Memory, Reason: fmt.Sprintf("asked for whole, but container %s has it, and Kubernetes allocates a whole GPU to one alone", l.holder),
+			return nil, &Refusal{GPU: g, Asked: g.Memory,
+				Reason: fmt.Sprintf("asked for whole, but container %s has it, and Kubernetes allocates a whole GPU to one alone", l.holder),
 				Remedy: "name another GPU, or stop that container"}
 		}
 	}
@@ -276,7 +278,8 @@ func (l load) refuse(v VGPU, preload bool) *Refusal {
 
 func (l load) noRoom(limit quota.Bytes) *Refusal {
 	return &Refusal{GPU: l.gpu, Asked: limit, Free: l.free, Remedy: remedyRoom, Memory: true,
-		Reason: fmt.Sprintf("asked for %s, but %s are free of %s, beside %s", limit, l.free.FloorMiB(), l.gpu.Memory.FloorMiB(), terminal.Plural(len(l.shares), "container"))}
+		Reason: fmt.Sprintf("asked for %s, but %s are free of %s, beside %s", limit, l.free.FloorMiB(), l.gpu.Memory.FloorMiB(),
+			terminal.Plural(len(l.shares), "container"))}
 }
 
 // refuseShare says why a share of the GPU's time cannot be promised beside the others; nil when it can.
@@ -369,7 +372,8 @@ func notPlaced(count, fit int, refusals []*Refusal, tooSmall error) error {
 	if more := len(refusals) - mostGPUs; more > 0 {
 		reasons = append(reasons, fmt.Sprintf("and %d more", more))
 	}
-	all := &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")), Remedy: remedyRoom}
+	all := &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")),
+		Remedy: remedyRoom}
 	all.Memory = !slices.ContainsFunc(refusals, func(r *Refusal) bool { return !r.Memory })
 	if !slices.ContainsFunc(refusals, func(r *Refusal) bool { return !r.Time }) {
 		all.Time, all.Remedy = true, refusals[0].Remedy

@@ -55,7 +55,8 @@ func TestBound(t *testing.T) {
 			l := open(t)
 			refused := func(err error) {
 				t.Helper()
-				if err == nil || !strings.HasPrefix(err.Error(), "ledger: "+what+" ") || !strings.Contains(err.Error(), "want at most") || len(err.Error()) > 512 {
+				if err == nil || !strings.HasPrefix(err.Error(), "ledger: "+what+" ") || !strings.Contains(err.Error(), "want at most") ||
+					len(err.Error()) > 512 {
 					t.Errorf("%.600v", err)
 				}
 			}

@@ -33,7 +33,8 @@ func two(t *testing.T) *Ledger {
 func TestChangeByPods(t *testing.T) {
 	l := two(t)
 	req := func(gpu string, limit quota.Bytes, weight int) ChangeRequest {
-		return ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{gpu}, Settings: Settings{Limit: &limit, Weight: &weight}, ByPod: true}
+		return ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{gpu},
+			Settings: Settings{Limit: &limit, Weight: &weight}, ByPod: true}
 	}
 	by := map[string]string{"cgpu.io/gpu-schd-weight": "2"}
 	errs := l.ChangeByPods([]PodChange{
@@ -49,7 +50,8 @@ func TestChangeByPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []VGPU{vgpu("GPU-a", 2*gib, 2, 40, 0), vgpu("GPU-b", gib, 3, 0, 0)}; !reflect.DeepEqual(records[0].VGPUs, want) || !reflect.DeepEqual(records[0].ByPod, by) {
+	if want := []VGPU{vgpu("GPU-a", 2*gib, 2, 40, 0), vgpu("GPU-b", gib, 3, 0, 0)}; !reflect.DeepEqual(records[0].VGPUs, want) ||
+		!reflect.DeepEqual(records[0].ByPod, by) {
 		t.Errorf("%+v", records[0])
 	}
 	if want := []VGPU{vgpu("GPU-a", 8*gib, 1, 50, 0)}; !reflect.DeepEqual(records[1].VGPUs, want) || records[1].ByPod != nil {
@@ -76,20 +78,30 @@ func TestChange(t *testing.T) {
 		refused string
 	}{
 		{"nothing", "n2", ChangeRequest{}, []VGPU{vgpu("GPU-a", 8*gib, 1, 50, 0)}, ""},
-		{"all at once", "n2", ChangeRequest{Settings: Settings{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}}, []VGPU{vgpu("GPU-a", 12*gib, 64, 60, 2)}, ""},
+		{"all at once", "n2", ChangeRequest{Settings: Settings{Limit: new(12 * gib), Weight: new(64), Percent: new(60),
+			Priority: new(quota.PriorityHigh)}}, []VGPU{vgpu("GPU-a", 12*gib, 64, 60, 2)}, ""},
 		{"percent dropped", "n2", ChangeRequest{Settings: Settings{Percent: new(0)}}, []VGPU{vgpu("GPU-a", 8*gib, 1, 0, 0)}, ""},
-		{"each slice", "n1", ChangeRequest{Settings: Settings{Limit: new(2 * gib), Weight: new(3)}}, []VGPU{vgpu("GPU-a", 2*gib, 3, 40, 0), vgpu("GPU-b", 2*gib, 3, 0, 0)}, ""},
-		{"one slice", "n1", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Limit: new(24 * gib), Percent: new(100)}}, []VGPU{vgpu("GPU-a", 4*gib, 1, 40, 0), vgpu("GPU-b", 24*gib, 1, 100, 0)}, ""},
-		{"overcommit", "n2", ChangeRequest{Settings: Settings{Limit: new(16 * gib)}, Overcommit: 1.25}, []VGPU{vgpu("GPU-a", 16*gib, 1, 50, 0)}, ""},
-		{"lowered below what is promised too much", "n2", ChangeRequest{Settings: Settings{Percent: new(30), Limit: new(7 * gib)}, Card: card(sched.PolicyPreempt, 1)}, []VGPU{vgpu("GPU-a", 7*gib, 1, 30, 0)}, ""},
+		{"each slice", "n1", ChangeRequest{Settings: Settings{Limit: new(2 * gib), Weight: new(3)}},
+			[]VGPU{vgpu("GPU-a", 2*gib, 3, 40, 0), vgpu("GPU-b", 2*gib, 3, 0, 0)}, ""},
+		{"one slice", "n1", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Limit: new(24 * gib), Percent: new(100)}},
+			[]VGPU{vgpu("GPU-a", 4*gib, 1, 40, 0), vgpu("GPU-b", 24*gib, 1, 100, 0)}, ""},
+		{"overcommit", "n2", ChangeRequest{Settings: Settings{Limit: new(16 * gib)}, Overcommit: 1.25},
+			[]VGPU{vgpu("GPU-a", 16*gib, 1, 50, 0)}, ""},
+		{"lowered below what is promised too much", "n2",
+			ChangeRequest{Settings: Settings{Percent: new(30), Limit: new(7 * gib)}, Card: card(sched.PolicyPreempt, 1)},
+			[]VGPU{vgpu("GPU-a", 7*gib, 1, 30, 0)}, ""},
 
-		{"one byte too many", "n2", ChangeRequest{Settings: Settings{Limit: new(12*gib + 1)}}, nil, "GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 container"},
-		{"a percent too many", "n2", ChangeRequest{Settings: Settings{Percent: new(61)}}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
+		{"one byte too many", "n2", ChangeRequest{Settings: Settings{Limit: new(12*gib + 1)}}, nil,
+			"GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 container"},
+		{"a percent too many", "n2", ChangeRequest{Settings: Settings{Percent: new(61)}}, nil,
+			"GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
 		{"one slice has no room", "n1", ChangeRequest{Settings: Settings{Limit: new(9 * gib)}}, nil, "GPU 0 (GPU-a): asked for 9216MiB"},
 		{"one setting does not fit", "n2", ChangeRequest{Settings: Settings{Weight: new(2), Percent: new(70)}}, nil, "asked for 70 %"},
 		{"less than 64MiB", "n2", ChangeRequest{Settings: Settings{Limit: new(63 * quota.MiB)}}, nil, "want 64MiB to the GPU's 16384MiB"},
-		{"more than the card", "n1", ChangeRequest{Settings: Settings{Limit: new(24*gib + 1)}, Only: []string{"GPU-b"}, Overcommit: 9}, nil, "GPU 1 (GPU-b): a limit of"},
-		{"a GPU it does not have", "n2", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Weight: new(2)}}, nil, `container "web" has no slice of GPU GPU-b`},
+		{"more than the card", "n1", ChangeRequest{Settings: Settings{Limit: new(24*gib + 1)}, Only: []string{"GPU-b"}, Overcommit: 9}, nil,
+			"GPU 1 (GPU-b): a limit of"},
+		{"a GPU it does not have", "n2", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Weight: new(2)}}, nil,
+			`container "web" has no slice of GPU GPU-b`},
 		{"weight 0", "n2", ChangeRequest{Settings: Settings{Weight: new(0)}}, nil, "weight 0: want 1 to 64"},
 		{"weight 65", "n2", ChangeRequest{Settings: Settings{Weight: new(65)}}, nil, "weight 65: want 1 to 64"},
 		{"percent 101", "n2", ChangeRequest{Settings: Settings{Percent: new(101)}}, nil, "percent 101: want 1 to 100, or 0 for none"},
@@ -261,7 +273,8 @@ func TestSetCardRefuses(t *testing.T) {
 	}{
 		{"soft", card(sched.PolicySoft, 2), ""},
 		{"fixed", card(sched.PolicyFixed, 20), ""},
-		{"fixed, and the weight of the third is too much", card(sched.PolicyFixed, 9), `GPU 0 (GPU-a): policy fixed with max-inst 9: container "web" asked for 11.1 % of the GPU's time, but 10 % are free; choose another policy`},
+		{"fixed, and the weight of the third is too much", card(sched.PolicyFixed, 9),
+			`GPU 0 (GPU-a): policy fixed with max-inst 9: container "web" asked for 11.1 % of the GPU's time, but 10 % are free; choose another policy`},
 		{"native", card(sched.PolicyNative, 20), "container abc asked for 40 % of the GPU's time, but its policy is native"},
 		{"fair", card(sched.PolicyFair, 20), "container abc asked for 40 % of the GPU's time, but under policy fair"},
 		{"fair for two", card(sched.PolicyFair, 2), ""},
@@ -329,7 +342,8 @@ func TestChangeNotes(t *testing.T) {
 	l := open(t)
 	req := request("abc", "n1", 4*gib)
 	req.Record.VGPUs = append(req.Record.VGPUs, slice("GPU-b", gib)...)
-	req.Record.Allocated = []Allocation{{ID: "1", UUID: "GPU-a", Given: req.Record.VGPUs[0]}, {ID: "2", UUID: "GPU-b", Given: req.Record.VGPUs[1]}}
+	req.Record.Allocated = []Allocation{{ID: "1", UUID: "GPU-a", Given: req.Record.VGPUs[0]},
+		{ID: "2", UUID: "GPU-b", Given: req.Record.VGPUs[1]}}
 	reserve(t, l, req)
 	change := func(r ChangeRequest) []Allocation {
 		t.Helper()
@@ -357,8 +371,10 @@ func TestChangeNotes(t *testing.T) {
 		{ChangeRequest{ByPod: true, Settings: Settings{Weight: new(2), Limit: new(gib)}}, `{}`, `{}`},
 		{ChangeRequest{Paused: new(true)}, `{}`, `{}`},
 		{ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Limit: new(gib / 2)}}, `{}`, `{"limit":536870912}`},
-		{ChangeRequest{Settings: Settings{Weight: new(2), Percent: new(0)}}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
-		{ChangeRequest{ByPod: true, Settings: Settings{Weight: new(1)}}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
+		{ChangeRequest{Settings: Settings{Weight: new(2), Percent: new(0)}}, `{"weight":2,"percent":0}`,
+			`{"limit":536870912,"weight":2,"percent":0}`},
+		{ChangeRequest{ByPod: true, Settings: Settings{Weight: new(1)}}, `{"weight":2,"percent":0}`,
+			`{"limit":536870912,"weight":2,"percent":0}`},
 	} {
 		got := change(step.req)
 		if len(got) != 2 || text(got[0].Set) != step.a || text(got[1].Set) != step.b {

@@ -59,7 +59,9 @@ func churn(l *Ledger, rounds int) error {
 			fmt.Println("reserved") // wakes the killer
 		}
 		if err == nil {
-			change := ChangeRequest{GPUs: req.GPUs, Card: req.Card, MaxSpill: maxSpill, Settings: Settings{Spill: new(quota.Bytes(rand.IntN(5)) * gib), Limit: new(quota.Bytes(1+rand.IntN(8)) * gib), Percent: new(rand.IntN(100))}, Paused: new(i%2 == 0)}
+			change := ChangeRequest{GPUs: req.GPUs, Card: req.Card, MaxSpill: maxSpill,
+				Settings: Settings{Spill: new(quota.Bytes(rand.IntN(5)) * gib), Limit: new(quota.Bytes(1+rand.IntN(8)) * gib),
+					Percent: new(rand.IntN(100))}, Paused: new(i%2 == 0)}
 			if _, err := l.Change(req.Record.Nonce, change); err != nil && !errors.As(err, &refusal) {
 				return err
 			}

@@ -64,10 +64,12 @@ func (req *ChangeRequest) refuseBeyond(others *file, r Record, old, v VGPU) erro
 func refuseSet(g GPU, set Settings, old, v VGPU) error {
 	const remedy = "ask for less, or have an administrator set more (cgpu set)"
 	if n := set.Limit; n != nil && v.Limit > max(old.Limit, *n) {
-		return &Refusal{GPU: g, Asked: v.Limit, Memory: true, Remedy: remedy, Reason: fmt.Sprintf("asked for %s, but an administrator has set %s", v.Limit, *n)}
+		return &Refusal{GPU: g, Asked: v.Limit, Memory: true, Remedy: remedy,
+			Reason: fmt.Sprintf("asked for %s, but an administrator has set %s", v.Limit, *n)}
 	}
 	if n := set.Weight; n != nil && v.Weight > max(old.Weight, *n) {
-		return &Refusal{GPU: g, Time: true, Remedy: remedy, Reason: fmt.Sprintf("asked for weight %d, but an administrator has set %d", v.Weight, *n)}
+		return &Refusal{GPU: g, Time: true, Remedy: remedy,
+			Reason: fmt.Sprintf("asked for weight %d, but an administrator has set %d", v.Weight, *n)}
 	}
 	if n := set.Percent; n != nil && *n > 0 && v.Percent != old.Percent && (v.Percent == 0 || v.Percent > *n) {
 		return &Refusal{GPU: g, Time: true, Remedy: remedy,

@@ -23,7 +23,8 @@ func allocated(id string, limit quota.Bytes, percent int) Request {
 
 // byPod asks for a share of GPU-a beside 4 GiB and 20 percent of headroom.
 func byPod(l *Ledger, id string, policy sched.Policy, limit quota.Bytes, percent, weight int) error {
-	req := ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(policy, 20), Only: []string{"GPU-a"}, ByPod: true, Headroom: 4 * gib, HeadroomCores: 20}
+	req := ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(policy, 20), Only: []string{"GPU-a"}, ByPod: true,
+		Headroom: 4 * gib, HeadroomCores: 20}
 	if limit > 0 {
 		req.Limit = &limit
 	}
@@ -81,7 +82,8 @@ func TestBeyondAllocation(t *testing.T) {
 	reserve(t, l, allocated("abc", 4*gib, 30))
 	taken("beyond", byPod(l, "abc", sched.PolicyPreempt, 7*gib, 45, 5))
 	limit, percent, weight := 5*gib, 40, 3
-	admin := ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{"GPU-a"}, Settings: Settings{Limit: &limit, Percent: &percent, Weight: &weight}}
+	admin := ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{"GPU-a"},
+		Settings: Settings{Limit: &limit, Percent: &percent, Weight: &weight}}
 	if _, err := l.Change("n-abc", admin); err != nil {
 		t.Fatal(err)
 	}

@@ -164,7 +164,8 @@ func (l *Ledger) refuseNested(records []Record, next Record) error {
 	for _, r := range records {
 		if (below(next.Cgroup, r.Cgroup) || below(r.Cgroup, next.Cgroup)) && !l.dying(r) {
 			return &Refusal{Remedy: "give it one of its own (docker run --cgroup-parent)",
-				Reason: fmt.Sprintf("cgroupsPath %.200q: container %s has %.200q, and a vGPU's cgroup is neither above nor below another's", next.Cgroup, r.label(), r.Cgroup)}
+				Reason: fmt.Sprintf("cgroupsPath %.200q: container %s has %.200q, and a vGPU's cgroup is neither above nor below another's",
+					next.Cgroup, r.label(), r.Cgroup)}
 		}
 	}
 	return nil

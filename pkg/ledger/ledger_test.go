@@ -91,7 +91,8 @@ func TestReserveAndRelease(t *testing.T) {
 		}
 	}
 	must(t, l.Update("n2", func(r *Record) error { r.Name = "web"; return nil }))
-	if _, err := l.Find("web"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "may be abc (web) or abd (web): give") {
+	if _, err := l.Find("web"); err == nil || errors.Is(err, ErrNotFound) ||
+		!strings.Contains(err.Error(), "may be abc (web) or abd (web): give") {
 		t.Errorf("find an ambiguous name: %v", err)
 	}
 	must(t, l.Update("n2", func(r *Record) error { r.Name = "ab"; return nil }))
@@ -354,7 +355,8 @@ func TestGC(t *testing.T) {
 }
 
 func TestDamaged(t *testing.T) {
-	for name, content := range map[string]string{"empty": "", "cut": `{"version":1,"rec`, "foreign": "hello", "newer": `{"version":2,"records":[]}`, "older": `{}`,
+	for name, content := range map[string]string{"empty": "", "cut": `{"version":1,"rec`, "foreign": "hello",
+		"newer": `{"version":2,"records":[]}`, "older": `{}`,
 		"a card": `{"version":1,"records":[],"cards":{"GPU-a":{"policy":1,"maxInst":0,"prioRatio":99}}}`} {
 		l := open(t)
 		must(t, os.MkdirAll(l.dir, 0o700))
@@ -364,7 +366,8 @@ func TestDamaged(t *testing.T) {
 		_, errList := l.List()
 		_, errGC := l.GC()
 		for _, err := range []error{errReserve, errList, errGC, l.Release("n")} {
-			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "then remove the file") || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "then remove the file") ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

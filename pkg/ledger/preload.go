@@ -18,6 +18,7 @@ func (l load) refusePreload() *Refusal {
 		return nil
 	}
 	return &Refusal{GPU: l.gpu, Free: l.free,
-		Reason: fmt.Sprintf(`its policy is %s, which needs a guard, and the container would have none (enforcement, limits in cgpu.toml)`, l.card.Policy),
+		Reason: fmt.Sprintf(`its policy is %s, which needs a guard, and the container would have none (enforcement, limits in cgpu.toml)`,
+			l.card.Policy),
 		Remedy: `choose another (cgpu policy: preempt, weight-preempt or native), or set enforcement = "guard" and limits = "guard" in cgpu.toml`}
 }

@@ -26,11 +26,13 @@ func TestPreloadPolicies(t *testing.T) {
 		_, err := l.Reserve(req)
 		var refusal *Refusal
 		want := "GPU 0 (GPU-a): its policy is " + policy.String()
-		if preloadable[policy] != (err == nil) || err != nil && (!errors.As(err, &refusal) || refusal.Time || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "cgpu policy")) {
+		if preloadable[policy] != (err == nil) || err != nil &&
+			(!errors.As(err, &refusal) || refusal.Time || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "cgpu policy")) {
 			t.Errorf("%s: %v", policy, err)
 		}
 		// Placement passes such a GPU over.
-		place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: preempt, Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Weight: 1}}}}}
+		place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: preempt,
+			Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Weight: 1}}}}}
 		_, err = l.SetCard(twoGPUs[0], preempt, func(c *sched.Card) error { *c = card(policy, 20); return nil })
 		must(t, err)
 		if r := reserve(t, l, place); (r.VGPUs[0].UUID == "GPU-a") != preloadable[policy] {
@@ -41,8 +43,10 @@ func TestPreloadPolicies(t *testing.T) {
 		reserve(t, l, req)
 	}
 	l := open(t)
-	place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: card(sched.PolicyFixed, 20), Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Weight: 1}}}}}
-	if _, err := l.Reserve(place); err == nil || !strings.Contains(err.Error(), "have room: GPU 0: its policy is fixed") || !strings.Contains(err.Error(), "choose another (cgpu policy") {
+	place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: card(sched.PolicyFixed, 20),
+		Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Weight: 1}}}}}
+	if _, err := l.Reserve(place); err == nil || !strings.Contains(err.Error(), "have room: GPU 0: its policy is fixed") ||
+		!strings.Contains(err.Error(), "choose another (cgpu policy") {
 		t.Errorf("nowhere to place it: %v", err)
 	}
 }
@@ -60,7 +64,8 @@ func TestSetCardBesidePreload(t *testing.T) {
 		}
 		err := set(twoGPUs[0])
 		var refusal *Refusal
-		if preloadable[policy] != (err == nil) || err != nil && (!errors.As(err, &refusal) || !strings.Contains(err.Error(), `needs a guard, and container "web" has none`)) {
+		if preloadable[policy] != (err == nil) || err != nil &&
+			(!errors.As(err, &refusal) || !strings.Contains(err.Error(), `needs a guard, and container "web" has none`)) {
 			t.Errorf("%s: %v", policy, err)
 		}
 		must(t, set(twoGPUs[1]))

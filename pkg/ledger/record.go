@@ -5,8 +5,8 @@
 // It also keeps how each GPU is shared (sched.Card), where somebody has set that (cgpu policy).
 //
 // cgpu-runtime reserves in it before a container exists, cgpu-hook, cgpu-guard and cgpu gc release from it, cgpu reads
-// and changes it, and each guard follows the changes. There is no daemon: every change happens under one flock and lands by an atomic rename, so a kill at
-// any instruction leaves either the old or the new state.
+// and changes it, and each guard follows the changes. There is no daemon: every change happens under one flock and lands by an atomic
+// rename, so a kill at any instruction leaves either the old or the new state.
 package ledger
 
 import (

@@ -15,7 +15,8 @@ import (
 func spilling(id string, most quota.Bytes, spill ...quota.Bytes) Request {
 	req := Request{Record: Record{ID: id, Nonce: id, LauncherPID: 1}, GPUs: twoGPUs, Card: preempt, MaxSpill: most}
 	for i, s := range spill {
-		req.Record.VGPUs = append(req.Record.VGPUs, VGPU{UUID: twoGPUs[i].UUID, Slice: quota.Slice{Limit: gib, Spill: s, Share: quota.Share{Weight: 1}}})
+		req.Record.VGPUs = append(req.Record.VGPUs, VGPU{UUID: twoGPUs[i].UUID,
+			Slice: quota.Slice{Limit: gib, Spill: s, Share: quota.Share{Weight: 1}}})
 	}
 	return req
 }
@@ -31,12 +32,14 @@ func TestSpill(t *testing.T) {
 		{"none where too much is promised", spilling("c", 2*gib, 0, 0), 0, ""},
 		{"just fits", spilling("c", 10*gib, 4*gib), 0, ""},
 		{"one byte too many", spilling("c", 10*gib, 4*gib+1), 4 * gib,
-			"asked for 4294967297B of spill, but 4096MiB are free of the node's 10240MiB; ask for less (CGPU_MEM_SPILL, cgpu set --spill), or raise max_spill in cgpu.toml"},
+			"asked for 4294967297B of spill, but 4096MiB are free of the node's 10240MiB; ask for less (CGPU_MEM_SPILL, cgpu set --spill), or " +
+				"raise max_spill in cgpu.toml"},
 		{"each GPU counts", spilling("c", 10*gib, 2*gib, 3*gib), 4 * gib, "asked for 5120MiB of spill on 2 GPUs together, but 4096MiB are free"},
 		{"max_spill lowered since", spilling("c", 5*gib, quota.MiB), 0, "but 0MiB are free of the node's 5120MiB"},
 		{"switched off", spilling("c", 0, quota.MiB), 0, "asked for 1MiB of spill, but this node allows none; do without"},
 		{"more than there are numbers", spilling("c", 10*gib, math.MaxUint64, math.MaxUint64), 4 * gib, "are free of"},
-		{"memory comes first", func() Request { r := spilling("c", gib, 8*gib); r.Record.VGPUs[0].Limit = 16 * gib; return r }(), 0, "GPU 0 (GPU-a): asked for 16384MiB"},
+		{"memory comes first", func() Request { r := spilling("c", gib, 8*gib); r.Record.VGPUs[0].Limit = 16 * gib; return r }(), 0,
+			"GPU 0 (GPU-a): asked for 16384MiB"},
 	} {
 		l := open(t)
 		reserve(t, l, spilling("a", 16*gib, gib, 2*gib))
@@ -87,13 +90,17 @@ func TestChangeSpill(t *testing.T) {
 	}{
 		{"more", ChangeRequest{Only: []string{"GPU-a"}, Settings: Settings{Spill: new(2 * gib)}}, 2 * gib, 2 * gib, ""},
 		{"all that is free", ChangeRequest{Settings: Settings{Spill: new(7 * gib / 2)}}, 7 * gib / 2, 7 * gib / 2, ""},
-		{"too much", ChangeRequest{Settings: Settings{Spill: new(4 * gib)}}, 0, 0, "asked for 8192MiB of spill on 2 GPUs together, but 7168MiB are free of the node's 10240MiB; ask for less"},
+		{"too much", ChangeRequest{Settings: Settings{Spill: new(4 * gib)}}, 0, 0,
+			"asked for 8192MiB of spill on 2 GPUs together, but 7168MiB are free of the node's 10240MiB; ask for less"},
 		{"none", ChangeRequest{Settings: Settings{Spill: new(quota.Bytes(0))}}, 0, 0, ""},
 		{"less where too much is promised", ChangeRequest{Settings: Settings{Spill: new(gib)}, MaxSpill: gib}, gib, gib, ""},
-		{"no more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Spill: new(2 * gib)}, MaxSpill: gib}, gib, 2 * gib, ""},
-		{"more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Spill: new(2*gib + quota.MiB)}, MaxSpill: gib}, 0, 0, "but 0MiB are free of the node's 1024MiB"},
+		{"no more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Spill: new(2 * gib)}, MaxSpill: gib},
+			gib, 2 * gib, ""},
+		{"more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Spill: new(2*gib + quota.MiB)},
+			MaxSpill: gib}, 0, 0, "but 0MiB are free of the node's 1024MiB"},
 		{"one up, the other down", ChangeRequest{Settings: Settings{Spill: new(3 * gib / 2)}, MaxSpill: gib}, 3 * gib / 2, 3 * gib / 2, ""},
-		{"with too much memory", ChangeRequest{Settings: Settings{Spill: new(3 * gib), Limit: new(16 * gib)}}, 0, 0, "GPU 0 (GPU-a): asked for 16384MiB"},
+		{"with too much memory", ChangeRequest{Settings: Settings{Spill: new(3 * gib), Limit: new(16 * gib)}}, 0, 0,
+			"GPU 0 (GPU-a): asked for 16384MiB"},
 	} {
 		l := open(t)
 		reserve(t, l, spilling("a", 16*gib, gib, 2*gib))

@@ -96,7 +96,8 @@ func (l *Ledger) load() (file, error) {
 	}
 	var f file
 	damaged := func(err error) (file, error) {
-		return file{}, fmt.Errorf("ledger: %s is damaged: %w: stop the GPU containers of this machine, then remove the file", l.path(fileName), err)
+		return file{}, fmt.Errorf("ledger: %s is damaged: %w: stop the GPU containers of this machine, then remove the file",
+			l.path(fileName), err)
 	}
 	if len(data) > maxFile {
 		return damaged(errTooLarge)
@@ -105,8 +106,10 @@ func (l *Ledger) load() (file, error) {
 		return damaged(err)
 	}
 	if f.Version != version {
-		return file{}, fmt.Errorf("ledger: %s has format %d, this program knows %d: use the cgpu version that wrote it, or stop the GPU containers of this machine, then remove the file",
-			l.path(fileName), f.Version, version)
+		return file{},
+			fmt.Errorf("ledger: %s has format %d, this program knows %d: use the cgpu version that wrote it, or stop the GPU containers of this "+
+				"machine, then remove the file",
+				l.path(fileName), f.Version, version)
 	}
 	for uuid, c := range f.Cards {
 		if err := c.Validate(); err != nil {

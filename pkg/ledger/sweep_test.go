@@ -37,7 +37,8 @@ func TestSweep(t *testing.T) {
 		left string
 		done Swept
 	}{
-		{socketsName, map[string]bool{a + ".sock": true, a + ".ctl": true, b + ".sock": true, b + ".ctl": true, c + ".sock": false, b: true, "notes.ctl": true, b + ".pause": true},
+		{socketsName, map[string]bool{a + ".sock": true, a + ".ctl": true, b + ".sock": true, b + ".ctl": true, c + ".sock": false, b: true,
+			"notes.ctl": true, b + ".pause": true},
 			a + ".ctl " + a + ".sock " + b + " " + b + ".pause " + c + ".sock notes.ctl", Swept{Sockets: 2}},
 		{pagesName, map[string]bool{a: true, b: true, c: false, b + ".sock": true, "notes": true, "0000": true},
 			"0000 " + a + " " + b + ".sock " + c + " notes", Swept{Pages: 1}},

@@ -46,8 +46,9 @@ func TestPodman(t *testing.T) {
 			t.Fatal(err)
 		}
 		for path, text := range map[string]string{
-			filepath.Join(dir, c.file):           c.text,
-			filepath.Join(bundle, "config.json"): `{"annotations":{"io.kubernetes.pod.namespace":"a","io.kubernetes.pod.name":"b","io.kubernetes.container.name":"c"}}`,
+			filepath.Join(dir, c.file): c.text,
+			filepath.Join(bundle,
+				"config.json"): `{"annotations":{"io.kubernetes.pod.namespace":"a","io.kubernetes.pod.name":"b","io.kubernetes.container.name":"c"}}`,
 		} {
 			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 				t.Fatal(err)

@@ -14,7 +14,8 @@ import (
 // CHeader is limiter/page.h: the structures of this package in C, and the numbers of package rm that the limiter uses.
 func CHeader() []byte {
 	var b strings.Builder
-	b.WriteString("/* Generated from pkg/page and pkg/rm by `go generate ./pkg/page`. Do not edit. */\n#ifndef CGPU_PAGE_H\n#define CGPU_PAGE_H\n\n#include <stdint.h>\n\n")
+	b.WriteString("/* Generated from pkg/page and pkg/rm by `go generate ./pkg/page`. Do not edit. */\n#ifndef CGPU_PAGE_H\n#define " +
+		"CGPU_PAGE_H\n\n#include <stdint.h>\n\n")
 	define := func(name string, value any) { fmt.Fprintf(&b, "#define %s %v\n", name, value) }
 	define("CGPU_PAGE_MAGIC", hex(Magic))
 	define("CGPU_PAGE_VERSION", Version)
@@ -41,24 +42,36 @@ func CHeader() []byte {
 		{"NR_FREE", rm.EscFree}, {"NR_CONTROL", rm.EscControl}, {"NR_ALLOC", rm.EscAlloc}, {"NR_DUP", rm.EscDupObject},
 		{"NR_HEAP", rm.EscVidHeapControl}, {"NR_ALLOC_MEMORY", rm.EscAllocMemory},
 		{"FREE_ROOT", rm.FreeRoot}, {"FREE_OBJECT", rm.FreeObject}, {"FREE_STATUS", rm.FreeStatus},
-		{"ALLOC_ROOT", rm.AllocRoot}, {"ALLOC_PARENT", rm.AllocParent}, {"ALLOC_OBJECT", rm.AllocObject}, {"ALLOC_CLASS", rm.AllocClass}, {"ALLOC_PARAMS", rm.AllocParams},
+		{"ALLOC_ROOT", rm.AllocRoot}, {"ALLOC_PARENT", rm.AllocParent}, {"ALLOC_OBJECT", rm.AllocObject}, {"ALLOC_CLASS", rm.AllocClass},
+		{"ALLOC_PARAMS", rm.AllocParams},
 		{"CONTROL_CLIENT", rm.ControlClient}, {"CONTROL_OBJECT", rm.ControlObject}, {"CONTROL_CMD", rm.ControlCmd},
-		{"CONTROL_PARAMS", rm.ControlParams}, {"CONTROL_PARAMS_SIZE", rm.ControlParamsSize}, {"CONTROL_STATUS", rm.ControlStatus}, {"CONTROL_SIZE", rm.ControlSize},
-		{"DUP_CLIENT", rm.DupClient}, {"DUP_PARENT", rm.DupParent}, {"DUP_OBJECT", rm.DupObject}, {"DUP_CLIENT_SRC", rm.DupClientSrc}, {"DUP_OBJECT_SRC", rm.DupObjectSrc}, {"DUP_STATUS", rm.DupStatus},
-		{"MEMORY_ATTR", rm.MemoryAttr}, {"MEMORY_SIZE", rm.MemorySize}, {"MEMORY_ATTR_PAGE_SHIFT", rm.MemoryAttrPageShift}, {"MEMORY_ATTR_PAGE_MASK", rm.MemoryAttrPageMask},
+		{"CONTROL_PARAMS", rm.ControlParams}, {"CONTROL_PARAMS_SIZE", rm.ControlParamsSize}, {"CONTROL_STATUS", rm.ControlStatus},
+		{"CONTROL_SIZE", rm.ControlSize},
+		{"DUP_CLIENT", rm.DupClient}, {"DUP_PARENT", rm.DupParent}, {"DUP_OBJECT", rm.DupObject}, {"DUP_CLIENT_SRC", rm.DupClientSrc},
+		{"DUP_OBJECT_SRC", rm.DupObjectSrc}, {"DUP_STATUS", rm.DupStatus},
+		{"MEMORY_ATTR", rm.MemoryAttr}, {"MEMORY_SIZE", rm.MemorySize}, {"MEMORY_ATTR_PAGE_SHIFT", rm.MemoryAttrPageShift},
+		{"MEMORY_ATTR_PAGE_MASK", rm.MemoryAttrPageMask},
 		{"DEVICE_ID", rm.DeviceID}, {"TSG_ENGINE_TYPE", rm.TSGEngineType}, {"FREE_SIZE", rm.FreeSize}, {"DUP_SIZE", rm.DupSize},
-		{"HEAP_SIZE", rm.HeapSize}, {"HEAP_ROOT", rm.HeapRoot}, {"HEAP_PARENT", rm.HeapParent}, {"HEAP_FUNCTION", rm.HeapFunction}, {"HEAP_STATUS", rm.HeapStatus},
-		{"HEAP_TOTAL", rm.HeapTotal}, {"HEAP_FREE", rm.HeapFree}, {"HEAP_FN_ALLOC_SIZE", rm.HeapFnAllocSize}, {"HEAP_FN_FREE", rm.HeapFnFree}, {"HEAP_FN_INFO", rm.HeapFnInfo},
-		{"HEAP_FN_ALLOC_TILED", rm.HeapFnAllocTiled}, {"HEAP_FN_ALLOC_SIZE_RANGE", rm.HeapFnAllocSizeRange}, {"HEAP_ALLOC_MEMORY", rm.HeapAllocMemory},
-		{"HEAP_ALLOC_FLAGS", rm.HeapAllocFlags}, {"HEAP_ALLOC_ATTR", rm.HeapAllocAttr}, {"HEAP_ALLOC_SIZE", rm.HeapAllocSize}, {"HEAP_TILED_HEIGHT", rm.HeapTiledHeight},
-		{"HEAP_TILED_PITCH", rm.HeapTiledPitch}, {"HEAP_TILED_ATTR", rm.HeapTiledAttr}, {"HEAP_ALLOC_RANGE_SIZE", rm.HeapAllocRangeSize}, {"HEAP_FREE_MEMORY", rm.HeapFreeMemory},
-		{"HEAP_INFO_SIZE", rm.HeapInfoSize}, {"MEMORY_FLAG_VIRTUAL", rm.MemoryFlagVirtual}, {"MEMORY_ATTR_LOCATION_SHIFT", rm.MemoryAttrLocationShift},
+		{"HEAP_SIZE", rm.HeapSize}, {"HEAP_ROOT", rm.HeapRoot}, {"HEAP_PARENT", rm.HeapParent}, {"HEAP_FUNCTION", rm.HeapFunction},
+		{"HEAP_STATUS", rm.HeapStatus},
+		{"HEAP_TOTAL", rm.HeapTotal}, {"HEAP_FREE", rm.HeapFree}, {"HEAP_FN_ALLOC_SIZE", rm.HeapFnAllocSize}, {"HEAP_FN_FREE", rm.HeapFnFree},
+		{"HEAP_FN_INFO", rm.HeapFnInfo},
+		{"HEAP_FN_ALLOC_TILED", rm.HeapFnAllocTiled}, {"HEAP_FN_ALLOC_SIZE_RANGE", rm.HeapFnAllocSizeRange},
+		{"HEAP_ALLOC_MEMORY", rm.HeapAllocMemory},
+		{"HEAP_ALLOC_FLAGS", rm.HeapAllocFlags}, {"HEAP_ALLOC_ATTR", rm.HeapAllocAttr}, {"HEAP_ALLOC_SIZE", rm.HeapAllocSize},
+		{"HEAP_TILED_HEIGHT", rm.HeapTiledHeight},
+		{"HEAP_TILED_PITCH", rm.HeapTiledPitch}, {"HEAP_TILED_ATTR", rm.HeapTiledAttr}, {"HEAP_ALLOC_RANGE_SIZE", rm.HeapAllocRangeSize},
+		{"HEAP_FREE_MEMORY", rm.HeapFreeMemory},
+		{"HEAP_INFO_SIZE", rm.HeapInfoSize}, {"MEMORY_FLAG_VIRTUAL", rm.MemoryFlagVirtual},
+		{"MEMORY_ATTR_LOCATION_SHIFT", rm.MemoryAttrLocationShift},
 		{"MEMORY_ATTR_LOCATION_MASK", rm.MemoryAttrLocationMask},
 		{"FB_INFO_COUNT", rm.FBInfoCount}, {"FB_INFO_LIST", rm.FBInfoList}, {"FB_INFO_ENTRY", rm.FBInfoEntry},
 		{"FB_INFO_V1_COUNT", rm.FBInfoV1Count}, {"FB_INFO_V1_LIST", rm.FBInfoV1List},
 		{"FB_RAM_SIZE", rm.FBIndexRAMSize}, {"FB_TOTAL_RAM_SIZE", rm.FBIndexTotalRAMSize}, {"FB_HEAP_SIZE", rm.FBIndexHeapSize},
-		{"FB_MAPPABLE_HEAP_SIZE", rm.FBIndexMappableHeapSize}, {"FB_TAX_SIZE", rm.FBIndexTaxSize}, {"FB_LARGEST_FREE_REGION", rm.FBIndexLargestFreeRegion}, {"FB_HEAP_FREE", rm.FBIndexHeapFree},
-		{"FB_USABLE_RAM_SIZE", rm.FBIndexUsableRAMSize}, {"FB_PROTECTED_TOTAL", rm.FBIndexProtectedMemTotal}, {"FB_PROTECTED_FREE", rm.FBIndexProtectedMemFree},
+		{"FB_MAPPABLE_HEAP_SIZE", rm.FBIndexMappableHeapSize}, {"FB_TAX_SIZE", rm.FBIndexTaxSize},
+		{"FB_LARGEST_FREE_REGION", rm.FBIndexLargestFreeRegion}, {"FB_HEAP_FREE", rm.FBIndexHeapFree},
+		{"FB_USABLE_RAM_SIZE", rm.FBIndexUsableRAMSize}, {"FB_PROTECTED_TOTAL", rm.FBIndexProtectedMemTotal},
+		{"FB_PROTECTED_FREE", rm.FBIndexProtectedMemFree},
 		{"UVM_INITIALIZE", rm.UVMInitialize}, {"UVM_INITIALIZE_FLAGS", rm.UVMInitializeFlags}, {"UVM_INIT_DISABLE_HMM", rm.UVMInitFlagDisableHMM},
 		{"STATUS_OK", rm.StatusOK}, {"STATUS_NO_MEMORY", rm.StatusNoMemory}, {"STATUS_NOT_SUPPORTED", rm.StatusNotSupported},
 	} {
@@ -95,7 +108,8 @@ func structure(b *strings.Builder, t reflect.Type) {
 func snake(s string) string {
 	var b strings.Builder
 	for i, r := range s {
-		if unicode.IsUpper(r) && i > 0 && (unicode.IsLower(rune(s[i-1])) || i+2 < len(s) && unicode.IsLower(rune(s[i+1])) && unicode.IsLower(rune(s[i+2]))) {
+		if unicode.IsUpper(r) && i > 0 && (unicode.IsLower(rune(s[i-1])) || i+2 < len(s) && unicode.IsLower(rune(s[i+1])) &&
+			unicode.IsLower(rune(s[i+2]))) {
 			b.WriteByte('_')
 		}
 		b.WriteRune(unicode.ToLower(r))

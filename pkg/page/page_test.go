@@ -24,7 +24,8 @@ import (
 func newPage(t *testing.T, flags uint32) string {
 	t.Helper()
 	path := File(t.TempDir(), "nonce")
-	if err := Create(path, Header{Flags: flags, UVMDevice: 7}, []VGPU{{Minor: 3, Limit: 1 << 30}, {Flags: VGPUNative, Minor: 1 << 20}}); err != nil {
+	if err := Create(path, Header{Flags: flags, UVMDevice: 7},
+		[]VGPU{{Minor: 3, Limit: 1 << 30}, {Flags: VGPUNative, Minor: 1 << 20}}); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -384,7 +385,8 @@ func TestSlotUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, s := range []Slot{{Owner: 1, Used: [MaxVGPUs]uint64{10, 20}, Managed: 3}, {Used: [MaxVGPUs]uint64{500}}, {Owner: 1 << 63, Used: [MaxVGPUs]uint64{1, 2}, Managed: 4}} {
+	for i, s := range []Slot{{Owner: 1, Used: [MaxVGPUs]uint64{10, 20}, Managed: 3}, {Used: [MaxVGPUs]uint64{500}},
+		{Owner: 1 << 63, Used: [MaxVGPUs]uint64{1, 2}, Managed: 4}} {
 		*p.Slot(i * 200) = s
 	}
 	for vgpu, want := range []uint64{11, 22, 0} {

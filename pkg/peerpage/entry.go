@@ -94,7 +94,8 @@ func rowOf(w *[rowWords]uint64) (v sched.Verdict) {
 	v.Entitled = sched.Permille(within(w[12], 0, uint64(sched.Whole)))
 	v.UpTo, v.GPUTime, v.Waiting, v.Granted = time.Duration(w[13]), time.Duration(w[14]), time.Duration(w[15]), time.Duration(w[16])
 	v.Switches, v.Preemptions = w[17], w[18]
-	v.Resident = sched.Resident{On: w[19] != 0, Since: time.Duration(w[20]), PID: int(uint32(w[21])), Context: uint32(w[22]), Resting: w[23] != 0}
+	v.Resident = sched.Resident{On: w[19] != 0, Since: time.Duration(w[20]), PID: int(uint32(w[21])),
+		Context: uint32(w[22]), Resting: w[23] != 0}
 	v.Open = time.Duration(w[24])
 	return v
 }

@@ -254,7 +254,8 @@ func (p *Page) Stepped(now time.Duration, f Found) {
 
 // Found is what the last arbiter found.
 func (p *Page) Found() Found {
-	return Found{time.Duration(p.u64(offPace).Load()), time.Duration(p.u64(offAhead).Load()), sched.Permille(p.u64(offAmiss).Load()), time.Duration(p.u64(offUpTo).Load())}
+	return Found{time.Duration(p.u64(offPace).Load()), time.Duration(p.u64(offAhead).Load()), sched.Permille(p.u64(offAmiss).Load()),
+		time.Duration(p.u64(offUpTo).Load())}
 }
 
 const (

@@ -67,8 +67,10 @@ func someGuard(weight int) Guard {
 }
 
 func someVerdict() sched.Verdict {
-	return sched.Verdict{Row: sched.Row{Slice: 1, Slot: sched.Slot{Start: 2, On: 3, Cycle: 4}}, At: 5, Until: 1<<63 - 1, Adopted: 7, Busy: 8, Exact: true, Look: true,
-		Lately: 9, Entitled: 10, Open: 11, Account: sched.Account{UpTo: 12, Usage: sched.Usage{GPUTime: 13, Waiting: 14, Switches: 15, Preemptions: 16},
+	return sched.Verdict{Row: sched.Row{Slice: 1, Slot: sched.Slot{Start: 2, On: 3, Cycle: 4}}, At: 5, Until: 1<<63 - 1, Adopted: 7, Busy: 8,
+		Exact: true, Look: true,
+		Lately: 9, Entitled: 10, Open: 11, Account: sched.Account{UpTo: 12,
+			Usage:   sched.Usage{GPUTime: 13, Waiting: 14, Switches: 15, Preemptions: 16},
 			Granted: 17, Resident: sched.Resident{On: true, PID: 18, Context: 19, Since: 20, Resting: true}}}
 }
 

@@ -23,9 +23,10 @@ func TestBeside(t *testing.T) {
 			given: given, want: given,
 		},
 		{
-			name:        "nor by annotations",
-			annotations: map[string]string{"cgpu.io/gpu-schd-weight": "9", "cgpu.io/gpu-core-percentage": "90", "cgpu.io/priority": "high", "cgpu.io/gpu-mem-spill": "64", "cgpu.io/gpu-mem-container": "15", "cgpu.io/disable": "true"},
-			given:       given, want: given,
+			name: "nor by annotations",
+			annotations: map[string]string{"cgpu.io/gpu-schd-weight": "9", "cgpu.io/gpu-core-percentage": "90", "cgpu.io/priority": "high",
+				"cgpu.io/gpu-mem-spill": "64", "cgpu.io/gpu-mem-container": "15", "cgpu.io/disable": "true"},
+			given: given, want: given,
 		},
 		{
 			name:  "all can be lowered",
@@ -33,19 +34,24 @@ func TestBeside(t *testing.T) {
 			given: given, annotations: map[string]string{"cgpu.io/priority": "best-effort"},
 			want: Slice{Share: Share{Weight: 1, Percent: 10, Priority: PriorityBestEffort}},
 		},
-		{name: "no high priority any more", env: "A_HIGH_PRIO=0", given: Slice{Share: Share{Priority: PriorityHigh}}, want: Slice{Share: Share{Priority: PriorityDefault}}},
-		{name: "the default is not higher", env: "A_HIGH_PRIO=0", given: Slice{Share: Share{Priority: PriorityBestEffort}}, want: Slice{Share: Share{Priority: PriorityBestEffort}}},
+		{name: "no high priority any more", env: "A_HIGH_PRIO=0", given: Slice{Share: Share{Priority: PriorityHigh}},
+			want: Slice{Share: Share{Priority: PriorityDefault}}},
+		{name: "the default is not higher", env: "A_HIGH_PRIO=0", given: Slice{Share: Share{Priority: PriorityBestEffort}},
+			want: Slice{Share: Share{Priority: PriorityBestEffort}}},
 		{name: "a percentage where there is none is a promise", env: "A_CORE_PERCENTAGE=10", given: Slice{}, want: Slice{}},
 		{
 			name: "free", env: "A_SCHD_WEIGHT=9 A_CORE_PERCENTAGE=90 A_HIGH_PRIO=1 CGPU_MEM_SPILL=64", free: Choices(),
 			given: given, want: Slice{Share: Share{Weight: 9, Percent: 90, Priority: PriorityHigh}, Spill: 64 * GiB},
 		},
 		{
-			name: "only the weight is free", env: "A_SCHD_WEIGHT=9 A_CORE_PERCENTAGE=90 A_HIGH_PRIO=1 CGPU_MEM_SPILL=64", free: []Choice{ChooseWeight},
+			name: "only the weight is free", env: "A_SCHD_WEIGHT=9 A_CORE_PERCENTAGE=90 A_HIGH_PRIO=1 CGPU_MEM_SPILL=64",
+			free:  []Choice{ChooseWeight},
 			given: given, want: Slice{Share: Share{Weight: 9, Percent: 30, Priority: PriorityDefault}, Spill: 2 * GiB},
 		},
-		{name: "the plugin's variable, then the author's lower one", env: "A_CORE_PERCENTAGE=30 A_CORE_PERCENTAGE=20", given: given, want: Slice{Share: Share{Weight: 2, Percent: 20, Priority: PriorityDefault}, Spill: 2 * GiB}},
-		{name: "the plugin's variable, then the author's higher one", env: "A_CORE_PERCENTAGE=30 A_CORE_PERCENTAGE=100", given: given, want: given},
+		{name: "the plugin's variable, then the author's lower one", env: "A_CORE_PERCENTAGE=30 A_CORE_PERCENTAGE=20", given: given,
+			want: Slice{Share: Share{Weight: 2, Percent: 20, Priority: PriorityDefault}, Spill: 2 * GiB}},
+		{name: "the plugin's variable, then the author's higher one", env: "A_CORE_PERCENTAGE=30 A_CORE_PERCENTAGE=100",
+			given: given, want: given},
 	} {
 		q, err := Beside(expand(tt.env), tt.annotations)
 		if err != nil {

@@ -326,7 +326,8 @@ func (q *Quota) limitOf(n int, sliced []GPU) (Memory, error) {
 // Placed is the limit of the one GPU that a container gets where it names none.
 func (q *Quota) Placed() (Memory, error) {
 	if len(q.PerGPU) > 1 || len(q.Named) > 0 {
-		return Memory{}, q.refuse("says limits for "+strconv.Itoa(len(q.PerGPU)+len(q.Named))+" GPUs, but no GPU is named, and the node gives one to such a container",
+		return Memory{}, q.refuse("says limits for "+strconv.Itoa(len(q.PerGPU)+len(q.Named))+
+			" GPUs, but no GPU is named, and the node gives one to such a container",
 			"name the GPUs in NVIDIA_VISIBLE_DEVICES", memContainer)
 	}
 	return q.limitOf(0, make([]GPU, 1))

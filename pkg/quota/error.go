@@ -16,7 +16,8 @@ type Error struct {
 // the engine's reply, and the value may be megabytes of anything.
 const maxShown = 40
 
-// Error is one line, for whoever wrote the value; so it begins with the variable. Control characters of the value are quoted and a long value is cut.
+// Error is one line, for whoever wrote the value; so it begins with the variable. Control characters of the value are quoted and a long
+// value is cut.
 func (e *Error) Error() string {
 	s := e.Variable + "=" + show(e.Value) + ": " + e.Reason
 	if e.Remedy != "" {

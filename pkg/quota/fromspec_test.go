@@ -62,8 +62,9 @@ func TestAsked(t *testing.T) {
 	all := Selector{All: true}
 	const best = Priority(-1) // best effort is 0, which stands for the default below
 	for _, c := range []struct {
-		name        string
-		env         string // separated by spaces; C= stands for ALIYUN_COM_GPU_MEM_CONTAINER=, A_ for ALIYUN_COM_GPU_, N= for NVIDIA_VISIBLE_DEVICES=
+		name string
+		// separated by spaces; C= stands for ALIYUN_COM_GPU_MEM_CONTAINER=, A_ for ALIYUN_COM_GPU_, N= for NVIDIA_VISIBLE_DEVICES=
+		env         string
 		annotations string // the same, each without cgpu.io/
 		want        Quota
 	}{
@@ -89,7 +90,8 @@ func TestAsked(t *testing.T) {
 			Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Weight: 3, Percent: 40}}, Visible: ids("0", "1")}},
 		{"both names, the same value", "CGPU_MEM=6 C=6", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"native name and units", "CGPU_MEM=6 A_MEM_DEV=15", "", Quota{Memory: Memory{Num: 6, Den: 15}}},
-		{"a pod cannot lift an annotated limit by native names", "CGPU_MEM=15 CGPU_GPUS=all CGPU_WEIGHT=64 CGPU_PERCENT=100", "gpu-mem-container=3",
+		{"a pod cannot lift an annotated limit by native names", "CGPU_MEM=15 CGPU_GPUS=all CGPU_WEIGHT=64 CGPU_PERCENT=100",
+			"gpu-mem-container=3",
 			Quota{Memory: Memory{Fixed: 3 * GiB}}},
 		{"Mi", "C=512Mi", "", Quota{Memory: Memory{Fixed: 512 * MiB}}},
 		{"largest", "C=17179869183", "", Quota{Memory: Memory{Fixed: 17179869183 * GiB}}},
@@ -112,7 +114,8 @@ func TestAsked(t *testing.T) {
 		{"none", "C=6 N=none", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"empty", "C=6 N=", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"gpushare", "C=6 A_MEM_DEV=15 A_MEM_IDX=1 A_MEM_POD=6 N=1", "", Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1")}},
-		{"gpushare, one GPU", "C=6 A_MEM_DEV=15 A_MEM_IDX=0 A_MEM_POD=6 N=" + uuid0, "", Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("0")}},
+		{"gpushare, one GPU", "C=6 A_MEM_DEV=15 A_MEM_IDX=0 A_MEM_POD=6 N=" + uuid0, "",
+			Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("0")}},
 		{"a pod cannot add whole GPUs to gpushare's", "C=6 A_MEM_IDX=1 N=0,1,2", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("1")}},
 		{"the list beats the index", "C=6 A_MEM_IDX=1 A_VISIBLE_DEVICES=2 N=1", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("2")}},
 
@@ -126,10 +129,13 @@ func TestAsked(t *testing.T) {
 		{"spill of a size", "C=6 CGPU_MEM_SPILL=512MiB", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Spill: 512 * MiB}}},
 		{"spill of a decimal rounds down", "C=6 CGPU_MEM_SPILL=0.0019", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Spill: MiB}}},
 		{"no spill", "C=6 CGPU_MEM_SPILL=0", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
-		{"spill is no fraction", "C=6 A_MEM_DEV=15 A_MEM_UNIT=MiB CGPU_MEM_SPILL=4", "", Quota{Memory: Memory{Num: 6, Den: 15}, Slice: Slice{Spill: 4 * GiB}}},
-		{"spill is no part of the pod's", "C=6 A_MEM_POD=6 CGPU_MEM_SPILL=7", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Spill: 7 * GiB}}},
+		{"spill is no fraction", "C=6 A_MEM_DEV=15 A_MEM_UNIT=MiB CGPU_MEM_SPILL=4", "",
+			Quota{Memory: Memory{Num: 6, Den: 15}, Slice: Slice{Spill: 4 * GiB}}},
+		{"spill is no part of the pod's", "C=6 A_MEM_POD=6 CGPU_MEM_SPILL=7", "",
+			Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Spill: 7 * GiB}}},
 		{"spill beyond any card", "C=6 CGPU_MEM_SPILL=999999", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Spill: 999999 * GiB}}},
-		{"annotated spill beats the variable", "C=6 CGPU_MEM_SPILL=4 CGPU_MEM_SPILL=5", "gpu-mem-spill=1GiB", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Spill: GiB}}},
+		{"annotated spill beats the variable", "C=6 CGPU_MEM_SPILL=4 CGPU_MEM_SPILL=5", "gpu-mem-spill=1GiB",
+			Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Spill: GiB}}},
 		{"a pod cannot add spill to an annotated request", "CGPU_MEM_SPILL=4", "gpu-mem-container=6", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"limiter off", "C=6 CGPU_LIMITER=off", "", Quota{Memory: Memory{Fixed: 6 * GiB}, NoLimiter: true}},
 		{"limiter false", "C=6 CGPU_LIMITER=false", "", Quota{Memory: Memory{Fixed: 6 * GiB}, NoLimiter: true}},
@@ -137,24 +143,34 @@ func TestAsked(t *testing.T) {
 		{"limiter on", "C=6 CGPU_LIMITER=on", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"limiter true", "C=6 CGPU_LIMITER=true", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"limiter 1 by annotation beats off", "C=6 CGPU_LIMITER=off", "limiter=1", Quota{Memory: Memory{Fixed: 6 * GiB}}},
-		{"a pod cannot switch an annotated request's limiter off", "CGPU_LIMITER=off", "gpu-mem-container=6", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"a pod cannot switch an annotated request's limiter off", "CGPU_LIMITER=off", "gpu-mem-container=6",
+			Quota{Memory: Memory{Fixed: 6 * GiB}}},
 
-		{"annotations", "", "gpu-mem-container=6 gpu-mem-dev=15 gpu-visible-devices=1 nvidia-visible-devices=0 gpu-schd-weight=2 gpu-high-prio=1 gpu-core-percentage=20",
-			Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1"), Native: ids("0"), Slice: Slice{Share: Share{Weight: 2, Percent: 20, Priority: PriorityHigh}}}},
+		{"annotations", "",
+			"gpu-mem-container=6 gpu-mem-dev=15 gpu-visible-devices=1 nvidia-visible-devices=0 gpu-schd-weight=2 gpu-high-prio=1 " +
+				"gpu-core-percentage=20",
+			Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1"), Native: ids("0"),
+				Slice: Slice{Share: Share{Weight: 2, Percent: 20, Priority: PriorityHigh}}}},
 		{"best effort", "C=6", "priority=best-effort", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: best}}}},
 		{"priority by name", "C=6", "priority=high", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: PriorityHigh}}}},
 		{"the name beats the variable", "C=6 A_HIGH_PRIO=1", "priority=default", Quota{Memory: Memory{Fixed: 6 * GiB}}},
-		{"the name beats the variable, which is not looked at", "C=6 A_HIGH_PRIO=x A_HIGH_PRIO=y", "priority=high", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: PriorityHigh}}}},
-		{"a pod can lower itself", "", "gpu-mem-container=6 gpu-high-prio=1 priority=best-effort", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: best}}}},
+		{"the name beats the variable, which is not looked at", "C=6 A_HIGH_PRIO=x A_HIGH_PRIO=y", "priority=high",
+			Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: PriorityHigh}}}},
+		{"a pod can lower itself", "", "gpu-mem-container=6 gpu-high-prio=1 priority=best-effort",
+			Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: best}}}},
 		{"a pod cannot raise itself", "", "gpu-mem-container=6 gpu-high-prio=0 priority=high", Quota{Memory: Memory{Fixed: 6 * GiB}}},
-		{"a variable cannot raise an annotated request", "A_HIGH_PRIO=1", "gpu-mem-container=6 priority=best-effort", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: best}}}},
+		{"a variable cannot raise an annotated request", "A_HIGH_PRIO=1", "gpu-mem-container=6 priority=best-effort",
+			Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Priority: best}}}},
 		{"there is no such variable", "C=6 CGPU_PRIORITY=high A_PRIORITY=high", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"annotation beats variable", "C=15 A_MEM_DEV=15", "gpu-mem-container=3 gpu-mem-dev=15", Quota{Memory: Memory{Num: 3, Den: 15}}},
 		{"annotation settles a duplicate", "C=3 C=15", "gpu-mem-container=3", Quota{Memory: Memory{Fixed: 3 * GiB}}},
-		{"a pod cannot lift an annotated limit", "CGPU_DISABLE=1 A_MEM_DEV=3 A_MEM_UNIT=GiB A_VISIBLE_DEVICES=0,1 N=2", "gpu-mem-container=3 gpu-mem-dev=15 gpu-visible-devices=1",
+		{"a pod cannot lift an annotated limit", "CGPU_DISABLE=1 A_MEM_DEV=3 A_MEM_UNIT=GiB A_VISIBLE_DEVICES=0,1 N=2",
+			"gpu-mem-container=3 gpu-mem-dev=15 gpu-visible-devices=1",
 			Quota{Memory: Memory{Num: 3, Den: 15}, Visible: ids("1")}},
-		{"a pod cannot multiply an annotated limit", "N=all A_MEM_DEV=3 A_SCHD_WEIGHT=64", "gpu-mem-container=3GiB", Quota{Memory: Memory{Fixed: 3 * GiB}}},
-		{"annotation beside a variable request", "C=6 A_SCHD_WEIGHT=5 A_SCHD_WEIGHT=6", "gpu-schd-weight=2", Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Weight: 2}}}},
+		{"a pod cannot multiply an annotated limit", "N=all A_MEM_DEV=3 A_SCHD_WEIGHT=64", "gpu-mem-container=3GiB",
+			Quota{Memory: Memory{Fixed: 3 * GiB}}},
+		{"annotation beside a variable request", "C=6 A_SCHD_WEIGHT=5 A_SCHD_WEIGHT=6", "gpu-schd-weight=2",
+			Quota{Memory: Memory{Fixed: 6 * GiB}, Slice: Slice{Share: Share{Weight: 2}}}},
 	} {
 		q, err := FromSpec(expand(c.env), annotate(c.annotations))
 		if err != nil {
@@ -383,7 +399,8 @@ func TestRefuseUnguarded(t *testing.T) {
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s %s: %v", c.env, c.annotations, err)
-		case c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want) || !strings.Contains(err.Error(), `set enforcement = "guard"`)):
+		case c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want) ||
+			!strings.Contains(err.Error(), `set enforcement = "guard"`)):
 			t.Errorf("%s %s: got %v, want %q and the remedy", c.env, c.annotations, err, c.want)
 		}
 		if err != nil {
@@ -394,8 +411,9 @@ func TestRefuseUnguarded(t *testing.T) {
 
 func TestErrorText(t *testing.T) {
 	for value, want := range map[string]string{
-		"7x":                             `ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
-		strings.Repeat("1", 10<<20):      `ALIYUN_COM_GPU_MEM_CONTAINER="1111111111111111111111111111111111111111"…(10485760 bytes): has too many digits; want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+		"7x": `ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+		strings.Repeat("1",
+			10<<20): `ALIYUN_COM_GPU_MEM_CONTAINER="1111111111111111111111111111111111111111"…(10485760 bytes): has too many digits; want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
 		"\x1b[2J\n{\"level\":\"error\"}": `ALIYUN_COM_GPU_MEM_CONTAINER="\x1b[2J\n{\"level\":\"error\"}": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
 	} {
 		if _, err := FromSpec([]string{container + "=" + value}, nil); err == nil || err.Error() != want {

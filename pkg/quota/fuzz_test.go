@@ -35,7 +35,8 @@ func FuzzFromSpec(f *testing.F) {
 		if q == nil {
 			return
 		}
-		if q.Weight < 0 || q.Weight > MaxWeight || q.Percent < 0 || q.Percent > MaxPercent || q.Priority < PriorityBestEffort || q.Priority > PriorityHigh {
+		if q.Weight < 0 || q.Weight > MaxWeight || q.Percent < 0 || q.Percent > MaxPercent || q.Priority < PriorityBestEffort ||
+			q.Priority > PriorityHigh {
 			t.Fatalf("out of range: %+v", q)
 		}
 		if q.Memory.Fixed%MiB != 0 || (q.Memory.Fixed == 0) == (q.Memory.Den == 0) {

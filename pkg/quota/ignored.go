@@ -19,7 +19,8 @@ const (
 )
 
 // own begin like names for containers and are for cgpu's programs, the annotations for cgpu-agent.
-var own = []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "CGPU_CLAIM", "CGPU_AGENT_", annotationPrefix + "gpu-mem-limit", annotationPrefix + "placement"}
+var own = []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "CGPU_CLAIM", "CGPU_AGENT_", annotationPrefix + "gpu-mem-limit",
+	annotationPrefix + "placement"}
 
 // ignored tells what of the container's words does nothing though it looks as if it were for cgpu: a name that is misspelled, or of
 // something that cgpu has not.

@@ -19,11 +19,15 @@ func TestIgnored(t *testing.T) {
 		dialects         []Dialect
 		want             []string
 	}{
-		{"C=6 A_MEM_DEV=15 A_SCHD_WEIGHT=2 CGPU_RUN_DIR=1 CGPU_AGENT_X=1 CGPU_MEM_SPILL=1 NVIDIA_X=1", "priority=high applied.nonce=1 gpu-mem-limit=4Gi placement=spread", nil, nil},
-		{"C=6 CGPU_WEIGTH=2 aliyun_com_gpu_schd_weight=3", "", nil, []string{"CGPU_WEIGTH, a name that cgpu does not know", "aliyun_com_gpu_schd_weight, a name that cgpu does not know"}},
+		{"C=6 A_MEM_DEV=15 A_SCHD_WEIGHT=2 CGPU_RUN_DIR=1 CGPU_AGENT_X=1 CGPU_MEM_SPILL=1 NVIDIA_X=1",
+			"priority=high applied.nonce=1 gpu-mem-limit=4Gi placement=spread", nil, nil},
+		{"C=6 CGPU_WEIGTH=2 aliyun_com_gpu_schd_weight=3", "", nil,
+			[]string{"CGPU_WEIGTH, a name that cgpu does not know", "aliyun_com_gpu_schd_weight, a name that cgpu does not know"}},
 		{"C=6 A_WEIGHT=2 A_WEIGHT=3", "", nil, []string{"ALIYUN_COM_GPU_WEIGHT, a name that cgpu does not know"}},
-		{"C=6", "gpu-weight=3 a=b", nil, []string{"cgpu.io/a, a name that cgpu does not know", "cgpu.io/gpu-weight, a name that cgpu does not know"}},
-		{"C=6 A_MEM_IDX=0 A_VISIBLE_DEVICES=1", "", nil, []string{"ALIYUN_COM_GPU_MEM_IDX, because ALIYUN_COM_GPU_VISIBLE_DEVICES names the GPUs"}},
+		{"C=6", "gpu-weight=3 a=b", nil, []string{"cgpu.io/a, a name that cgpu does not know",
+			"cgpu.io/gpu-weight, a name that cgpu does not know"}},
+		{"C=6 A_MEM_IDX=0 A_VISIBLE_DEVICES=1", "", nil,
+			[]string{"ALIYUN_COM_GPU_MEM_IDX, because ALIYUN_COM_GPU_VISIBLE_DEVICES names the GPUs"}},
 		{"C=6 A_MEM_IDX=0", "", nil, nil},
 		{"A_MEM_IDX=0", "gpu-mem-container=6 gpu-visible-devices=1", nil, nil}, // no variable counts there
 		{"C=6 A_MEM_RESERVED=1", "", []Dialect{DialectPAI}, nil},
@@ -41,7 +45,8 @@ func TestIgnored(t *testing.T) {
 	if err != nil || len(q.Ignored) != mostIgnored+1 || q.Ignored[mostIgnored] != "12 more names that cgpu does not know" {
 		t.Errorf("%v: %q", err, q.Ignored)
 	}
-	if q, err = Beside([]string{"ALIYUN_COM_GPU_" + strings.Repeat("X", 9999) + "=1"}, nil); err != nil || len(q.Ignored) != 1 || len(q.Ignored[0]) > 120 {
+	if q, err = Beside([]string{"ALIYUN_COM_GPU_" + strings.Repeat("X", 9999) + "=1"}, nil); err != nil || len(q.Ignored) != 1 ||
+		len(q.Ignored[0]) > 120 {
 		t.Errorf("%v: %.200q", err, q.Ignored)
 	}
 }

@@ -40,7 +40,8 @@ func FromUnits(env []string, annotations map[string]string, u Units, gpus []GPU)
 		return nil, err
 	}
 	if len(chosen) != 1 {
-		return nil, q.refuse("is of one GPU, and the container's variables and annotations name "+strconv.Itoa(len(chosen)), checkPod, memContainer)
+		return nil, q.refuse("is of one GPU, and the container's variables and annotations name "+strconv.Itoa(len(chosen)),
+			checkPod, memContainer)
 	}
 	if u.PerGPU[chosen[0].UUID] == 0 {
 		return nil, q.refuse("is to be of "+describe(chosen[0])+", of which the device plugin has no healthy unit", checkPod, memContainer)

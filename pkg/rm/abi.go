@@ -49,8 +49,10 @@ func ForDriver(version string, allowUnknown bool) (*ABI, error) {
 	if allowUnknown {
 		return nil, fmt.Errorf("rm: driver %s: older than the oldest known branch %d; update the driver", version, branches[0])
 	}
-	return nil, fmt.Errorf("rm: driver %s: branch %d is not known (known: %s); use one of these, update cgpu, or set allow_unknown_driver = true at your own risk",
-		version, v.Major, strings.Join(KnownBranches(), " "))
+	return nil,
+		fmt.Errorf("rm: driver %s: branch %d is not known (known: %s); use one of these, update cgpu, or set allow_unknown_driver = true at "+
+			"your own risk",
+			version, v.Major, strings.Join(KnownBranches(), " "))
 }
 
 // KnownBranches lists the known driver branches, ascending.

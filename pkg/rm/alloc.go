@@ -61,9 +61,9 @@ const (
 	ClassFD                   // others with a file descriptor of the caller (MIG partitions)
 )
 
-// InFirmware reports that the driver may make an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of the
-// GPU. Of plain ones it does of nearly all (RS_FLAGS_ALLOC_RPC_TO_PHYS_RM in resource_list.h, which whatever is below a channel has; an event
-// on such an object): testdata/firmware.csv.
+// InFirmware reports that the driver may make an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of
+// the GPU. Of plain ones it does of nearly all (RS_FLAGS_ALLOC_RPC_TO_PHYS_RM in resource_list.h, which whatever is below a channel has; an
+// event on such an object): testdata/firmware.csv.
 func (k ClassKind) InFirmware() bool {
 	switch k {
 	case ClassDeny, ClassRoot, ClassVidmem, ClassSysmem, ClassVirtual, ClassInTask, ClassFabric, ClassMulticast, ClassUserShared,
@@ -73,8 +73,8 @@ func (k ClassKind) InFirmware() bool {
 	return true
 }
 
-// FreeHoldsLocks is for how long the driver's locks may be held when an object of a kind ends: from 590 on RM_USER_SHARED_DATA's destructor goes
-// through all objects of all clients, whatever the object had asked for (_handlePollMaskHelper in gpu_user_shared_data.c), as the
+// FreeHoldsLocks is for how long the driver's locks may be held when an object of a kind ends: from 590 on RM_USER_SHARED_DATA's destructor
+// goes through all objects of all clients, whatever the object had asked for (_handlePollMaskHelper in gpu_user_shared_data.c), as the
 // control 0xde0001 does. An end cannot wait, so this is paid for when the object is made.
 func (a *ABI) FreeHoldsLocks(k ClassKind) time.Duration {
 	if k == ClassUserShared && a.branch >= 590 {

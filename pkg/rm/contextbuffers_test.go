@@ -5,7 +5,8 @@ package rm
 import "testing"
 
 func TestContextMemory(t *testing.T) {
-	sizes := map[uint32]uint64{0x0: 3<<20 + 1, 0x9: 300 << 10, 0x10: 200 << 10, 0xb: 5 << 20, 0xc: 1, 0xd: 64 << 10, 0xe: 0, 0xf: 65 << 10, 0x19: 4096}
+	sizes := map[uint32]uint64{0x0: 3<<20 + 1, 0x9: 300 << 10, 0x10: 200 << 10, 0xb: 5 << 20, 0xc: 1, 0xd: 64 << 10, 0xe: 0,
+		0xf: 65 << 10, 0x19: 4096}
 	told := func(b uint32) (uint64, bool) { n, ok := sizes[b]; return n, ok }
 	// The main buffer with 64 headers is less than 4 MiB, the next more than 256 KiB, the last less.
 	if n, ok := ContextMemory(told); !ok || n != 4<<20+4<<20+256<<10 {

@@ -116,7 +116,8 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 		if a.branch < r.from || r.to != 0 && a.branch > r.to {
 			continue
 		}
-		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Answer: r.answer, Profiling: r.profiling, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
+		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Answer: r.answer, Profiling: r.profiling,
+			Size: at(r.sizes, a.layout()), Pointers: r.pointers,
 			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, HoldsLocks: r.locks, Source: r.source}
 		switch r.kind {
 		case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:

@@ -163,23 +163,30 @@ func TestCSVLayouts(t *testing.T) {
 		"escape/0x4a": {{"function", HeapFunction}, {"hVASpace", HeapVASpace}, {"status", HeapStatus}, {"total", HeapTotal}, {"free", HeapFree}},
 		"escape/0xc8": {{"valid", CardInfoValid}, {"gpu_id", CardInfoGPUID}, {"interrupt_line", CardInfoIRQ}, {"fb_address", CardInfoFBAddr},
 			{"fb_size", CardInfoFBSize}, {"minor_number", CardInfoMinor}},
-		"escape/0xd1":  {{"domain", StatusCodeDomain}, {"bus", StatusCodeBus}, {"slot", StatusCodeSlot}, {"status", StatusCodeStatus}},
-		"escape/0xd3":  {{"cmd", XferCmd}, {"size", XferLength}, {"ptr", XferPtr}},
-		"escape/0xd9":  {{"fd", DMABufFD}, {"hClient", DMABufClient}, {"totalObjects", DMABufTotalObjects}, {"numObjects", DMABufNumObjects}, {"index", DMABufIndex}},
+		"escape/0xd1": {{"domain", StatusCodeDomain}, {"bus", StatusCodeBus}, {"slot", StatusCodeSlot}, {"status", StatusCodeStatus}},
+		"escape/0xd3": {{"cmd", XferCmd}, {"size", XferLength}, {"ptr", XferPtr}},
+		"escape/0xd9": {{"fd", DMABufFD}, {"hClient", DMABufClient}, {"totalObjects", DMABufTotalObjects}, {"numObjects", DMABufNumObjects},
+			{"index", DMABufIndex}},
 		"escape/0xce":  {{"hClient", OSEventClient}, {"fd", OSEventFD}, {"Status", OSEventStatus}},
 		"nvos32fn/0x2": {{"hMemory", HeapAllocMemory}, {"flags", HeapAllocFlags}, {"attr", HeapAllocAttr}, {"size", HeapAllocSize}},
 		"nvos32fn/0x3": {{"hMemory", HeapFreeMemory}, {"flags", HeapFreeFlags}},
 		"nvos32fn/0x5": {{"offset", HeapInfoOffset}, {"size", HeapInfoSize}, {"base", HeapInfoBase}},
-		"nvos32fn/0x6": {{"hMemory", HeapAllocMemory}, {"flags", HeapAllocFlags}, {"height", HeapTiledHeight}, {"pitch", HeapTiledPitch}, {"attr", HeapTiledAttr}, {"size", HeapAllocSize}},
+		"nvos32fn/0x6": {{"hMemory", HeapAllocMemory}, {"flags", HeapAllocFlags}, {"height", HeapTiledHeight}, {"pitch", HeapTiledPitch},
+			{"attr", HeapTiledAttr}, {"size", HeapAllocSize}},
 		"nvos32fn/0xe": {{"hMemory", HeapAllocMemory}, {"flags", HeapAllocFlags}, {"attr", HeapAllocAttr}, {"size", HeapAllocRangeSize}},
 		"class/0x40": {{"flags", MemoryFlags}, {"attr", MemoryAttr}, {"attr2", MemoryAttr2}, {"size", MemorySize}, {"alignment", MemoryAlignment},
-			{"offset", MemoryOffset}, {"limit", MemoryLimit}, {"hVASpace", MemoryVASpace}, {"internalflags", MemoryInternalFlags}, {"tag", MemoryTag}},
-		"class/0x71":         {{"type", OSDescType}, {"flags", OSDescFlags}, {"attr", OSDescAttr}, {"descriptor", OSDescDescriptor}, {"limit", OSDescLimit}},
-		"class/0x79":         {{"hParentClient", EventParentClient}, {"hSrcResource", EventSrcResource}, {"hClass", EventClass}, {"notifyIndex", EventNotifyIndex}, {"data", EventData}},
-		"class/0x80":         {{"deviceId", DeviceID}, {"hClientShare", DeviceClientShare}, {"hTargetClient", DeviceTargetClient}, {"flags", DeviceFlags}, {"vaMode", DeviceVAMode}},
-		"class/0x90f1":       {{"index", VASpaceIndex}, {"flags", VASpaceFlags}},
-		"class/0xa06c":       {{"engineType", TSGEngineType}},
-		"class/0xc86f":       {{"flags", ChannelFlags}, {"hContextShare", ChannelContextShare}, {"hVASpace", ChannelVASpace}, {"engineType", ChannelEngineType}},
+			{"offset", MemoryOffset}, {"limit", MemoryLimit}, {"hVASpace", MemoryVASpace},
+			{"internalflags", MemoryInternalFlags}, {"tag", MemoryTag}},
+		"class/0x71": {{"type", OSDescType}, {"flags", OSDescFlags}, {"attr", OSDescAttr}, {"descriptor", OSDescDescriptor},
+			{"limit", OSDescLimit}},
+		"class/0x79": {{"hParentClient", EventParentClient}, {"hSrcResource", EventSrcResource}, {"hClass", EventClass},
+			{"notifyIndex", EventNotifyIndex}, {"data", EventData}},
+		"class/0x80": {{"deviceId", DeviceID}, {"hClientShare", DeviceClientShare}, {"hTargetClient", DeviceTargetClient},
+			{"flags", DeviceFlags}, {"vaMode", DeviceVAMode}},
+		"class/0x90f1": {{"index", VASpaceIndex}, {"flags", VASpaceFlags}},
+		"class/0xa06c": {{"engineType", TSGEngineType}},
+		"class/0xc86f": {{"flags", ChannelFlags}, {"hContextShare", ChannelContextShare}, {"hVASpace", ChannelVASpace},
+			{"engineType", ChannelEngineType}},
 		"control/0x20801303": {{"fbInfoListSize", FBInfoCount}, {"fbInfoList", FBInfoList}},
 		"control/0x20801301": {{"fbInfoListSize", FBInfoV1Count}, {"fbInfoList", FBInfoV1List}},
 		"control/0x2080018d": {{"idType", PidsIDType}, {"id", PidsID}, {"pidTblCount", PidsCount}, {"pidTbl", PidsTable}},
@@ -187,10 +194,11 @@ func TestCSVLayouts(t *testing.T) {
 		"control/0x288":      {{"numDevices", ActiveDevicesCount}, {"devices", ActiveDevicesList}},
 		"control/0x274":      {{"gpuUuid", UUIDQueryUUID}, {"flags", UUIDQueryFlags}, {"gpuId", UUIDQueryGPUID}},
 		"control/0x215":      {{"failedId", GPUIDFailedID}},
-		"control/0x20801210": {{"flags", PreemptFlags}, {"hChannel", PreemptChannel}, {"gfxpPreemptMode", PreemptGFXP}, {"cilpPreemptMode", PreemptCILP}},
-		"control/0x3d05":     {{"object", ExportFDObject}, {"fd", ExportFDFD}, {"flags", ExportFDFlags}},
-		"control/0x3d06":     {{"fd", ImportFDFD}, {"object", ImportFDObject}},
-		"uvm/0x30000001":     {{"flags", UVMInitializeFlags}, {"rmStatus", UVMInitializeStatus}},
+		"control/0x20801210": {{"flags", PreemptFlags}, {"hChannel", PreemptChannel}, {"gfxpPreemptMode", PreemptGFXP},
+			{"cilpPreemptMode", PreemptCILP}},
+		"control/0x3d05": {{"object", ExportFDObject}, {"fd", ExportFDFD}, {"flags", ExportFDFlags}},
+		"control/0x3d06": {{"fd", ImportFDFD}, {"object", ImportFDObject}},
+		"uvm/0x30000001": {{"flags", UVMInitializeFlags}, {"rmStatus", UVMInitializeStatus}},
 	}
 	seen := map[string]bool{}
 	for _, r := range readCSV(t) {
@@ -243,7 +251,8 @@ func TestCSVClasses(t *testing.T) {
 			if off, ok := r.fields["pOsEvent"]; ok && c.FDOff != off {
 				t.Errorf("%v: class %#x: pOsEvent at %d, want %d", a.Version(), r.number, c.FDOff, off)
 			}
-			if off, ok := r.fields["map.hVidMem"]; ok && (a.Fabric().Memory != off || a.Fabric().Flags != r.fields["allocFlags"] || r.fields["allocSize"] != FabricSize) {
+			if off, ok := r.fields["map.hVidMem"]; ok &&
+				(a.Fabric().Memory != off || a.Fabric().Flags != r.fields["allocFlags"] || r.fields["allocSize"] != FabricSize) {
 				t.Errorf("%v: fabric objects at %+v, want %v", a.Version(), a.Fabric(), r.fields)
 			}
 		}
@@ -382,8 +391,9 @@ func TestCSVStatus(t *testing.T) {
 	for code, name := range map[uint32]string{StatusInvalidArgument: "NV_ERR_INVALID_ARGUMENT", StatusInvalidObject: "NV_ERR_INVALID_OBJECT",
 		StatusInvalidObjectHandle: "NV_ERR_INVALID_OBJECT_HANDLE", StatusInvalidClass: "NV_ERR_INVALID_CLASS", StatusInUse: "NV_ERR_IN_USE",
 		StatusInvalidParamStruct: "NV_ERR_INVALID_PARAM_STRUCT", StatusInvalidPointer: "NV_ERR_INVALID_POINTER", StatusGeneric: "NV_ERR_GENERIC",
-		StatusInvalidState: "NV_ERR_INVALID_STATE", StatusInvalidAddress: "NV_ERR_INVALID_ADDRESS", StatusInsertDuplicateName: "NV_ERR_INSERT_DUPLICATE_NAME",
-		StatusOperatingSystem: "NV_ERR_OPERATING_SYSTEM", StatusTimeout: "NV_ERR_TIMEOUT", StatusInvalidLimit: "NV_ERR_INVALID_LIMIT"} {
+		StatusInvalidState: "NV_ERR_INVALID_STATE", StatusInvalidAddress: "NV_ERR_INVALID_ADDRESS",
+		StatusInsertDuplicateName: "NV_ERR_INSERT_DUPLICATE_NAME",
+		StatusOperatingSystem:     "NV_ERR_OPERATING_SYSTEM", StatusTimeout: "NV_ERR_TIMEOUT", StatusInvalidLimit: "NV_ERR_INVALID_LIMIT"} {
 		if StatusName(code) != name {
 			t.Errorf("StatusName(%#x) = %s, want %s", code, StatusName(code), name)
 		}

@@ -157,8 +157,8 @@ func TestNativeEffects(t *testing.T) {
 	}
 }
 
-// TestInFirmware: testdata/firmware.csv lists the classes of which the driver makes an object in the GPU's firmware too, by the flag that says so
-// in resource_list.h (535.54.03, 550.54.14, 580.142 and 595.45.04). Those that are made by an RPC of their own are not in it.
+// TestInFirmware: testdata/firmware.csv lists the classes of which the driver makes an object in the GPU's firmware too, by the flag that
+// says so in resource_list.h (535.54.03, 550.54.14, 580.142 and 595.45.04). Those that are made by an RPC of their own are not in it.
 func TestInFirmware(t *testing.T) {
 	file, err := os.Open("testdata/firmware.csv")
 	if err != nil {

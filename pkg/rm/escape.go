@@ -43,17 +43,19 @@ const (
 // compares the low byte only, because the driver ignores the type and direction bits of an ioctl number
 // (kernel-open/nvidia/nv.c, nvidia_ioctl); of UVM's it compares one bit more, see TrapMask.
 //
-// The first are UVM calls: they make and drop references that keep device memory alive past RM_FREE (nvGpuOpsDupMemory, rmapi/nv_gpu_ops.c), or name objects of
-// an RM client without a check of whose they are, so the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
-// Or they take memory that nobody else counts: page tables, or the kernel's. UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl,
-// UVM_ALLOC_DEVICE_P2P that of EscMapMemory, UVM_MAP_DYNAMIC_PARALLELISM_REGION that of EscIdleChannels.
+// The first are UVM calls: they make and drop references that keep device memory alive past RM_FREE (nvGpuOpsDupMemory,
+// rmapi/nv_gpu_ops.c), or name objects of an RM client without a check of whose they are, so the guard must execute them itself. UVM
+// compares whole numbers, see UVMShaped. Or they take memory that nobody else counts: page tables, or the kernel's. UVM_MAP_EXTERNAL_SPARSE
+// has the low byte of EscVidHeapControl, UVM_ALLOC_DEVICE_P2P that of EscMapMemory, UVM_MAP_DYNAMIC_PARALLELISM_REGION that of
+// EscIdleChannels.
 var TrappedNRs = [...]uint8{
 	UVMRegisterGPU, UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P, UVMCreateExternal, UVMAllocSemaphorePool,
 	UVMCreateRangeGroup, UVMDestroyRangeGroup,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
 	EscVidHeapControl, EscAccessRegistry, EscMapMemory, EscUnmapMemory, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA,
-	EscUpdateMapping, EscCardInfo, EscRegisterFD, EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
+	EscUpdateMapping, EscCardInfo, EscRegisterFD, EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs,
+	EscQueryIntr, EscExportDMABuf,
 }
 
 // UVMShaped reports whether the whole number is one of the UVM calls that the guard executes: uvm_unlocked_ioctl

@@ -183,7 +183,8 @@ const (
 	UpdateMappingNew    = 24
 	UpdateMappingStatus = 32
 
-	// NVOS46_PARAMETERS, RM_MAP_MEMORY_DMA, and NVOS47_PARAMETERS, RM_UNMAP_MEMORY_DMA: the heads. For the rest see ABI.MapDMA and ABI.UnmapDMA.
+	// NVOS46_PARAMETERS, RM_MAP_MEMORY_DMA, and NVOS47_PARAMETERS, RM_UNMAP_MEMORY_DMA: the heads. For the rest see ABI.MapDMA and
+	// ABI.UnmapDMA.
 	DMAClient    = 0
 	DMADevice    = 4
 	DMAMapper    = 8 // hDma: a range of virtual addresses

@@ -60,8 +60,8 @@ func UVMTables(length, page uint64) uint64 {
 // UVMPageTables is what UVM takes for a page that is far from all others: a table at each level below the root's.
 const UVMPageTables = 4 * pageTable
 
-// MaxVirtual bounds a range of addresses that the driver makes tables for at once, and a mapping of memory whose size is not known. It makes 9 ms
-// of a GiB, and all of the GPU waits meanwhile.
+// MaxVirtual bounds a range of addresses that the driver makes tables for at once, and a mapping of memory whose size is not known. It
+// makes 9 ms of a GiB, and all of the GPU waits meanwhile.
 const MaxVirtual = 64 << 30
 
 // above is n divided by 2^shift, rounded up.
@@ -81,8 +81,8 @@ func up(n, page uint64) uint64 {
 	return (n + page - 1) / page * page
 }
 
-// VirtualSize is how much of the address space NV50_MEMORY_VIRTUAL gets for a size that is asked for, rounded to the page that its attributes
-// name, and whether pages of any size can be mapped there (gvaspaceApplyDefaultAlignment_IMPL). False: more than 64 bits.
+// VirtualSize is how much of the address space NV50_MEMORY_VIRTUAL gets for a size that is asked for, rounded to the page that its
+// attributes name, and whether pages of any size can be mapped there (gvaspaceApplyDefaultAlignment_IMPL). False: more than 64 bits.
 func VirtualSize(size uint64, attr, attr2 uint32) (granted uint64, any, ok bool) {
 	page := uint64(smallPage)
 	switch attr >> MemoryAttrPageShift & MemoryAttrPageMask {

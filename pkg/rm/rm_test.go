@@ -8,7 +8,8 @@ import (
 )
 
 func TestParseVersion(t *testing.T) {
-	for s, want := range map[string]Version{"580.159.04": {580, 159, 4}, "580.142": {580, 142, 0}, "515.43.04": {515, 43, 4}, "595.45.04": {595, 45, 4}} {
+	for s, want := range map[string]Version{"580.159.04": {580, 159, 4}, "580.142": {580, 142, 0}, "515.43.04": {515, 43, 4},
+		"595.45.04": {595, 45, 4}} {
 		v, err := ParseVersion(s)
 		if err != nil || v != want {
 			t.Errorf("ParseVersion(%q) = %v, %v", s, v, err)
@@ -65,7 +66,8 @@ func TestForDriver(t *testing.T) {
 
 // A layout that changed inside a branch.
 func TestInsideBranch(t *testing.T) {
-	for v, want := range map[string]int{"535.54.03": 304, "535.86.05": 360, "535.288.01": 360, "530.41.03": 304, "565.77": 360, "570.86.15": 368, "580.142": 368} {
+	for v, want := range map[string]int{"535.54.03": 304, "535.86.05": 360, "535.288.01": 360, "530.41.03": 304, "565.77": 360,
+		"570.86.15": 368, "580.142": 368} {
 		a, err := ForDriver(v, false)
 		if err != nil {
 			t.Fatal(err)
@@ -142,7 +144,8 @@ func TestRMShaped(t *testing.T) {
 	}
 	// An unknown driver may have other sizes.
 	a, _ := ForDriver("600.43.02", true)
-	for cmd, want := range map[uint32]bool{0xC034462A: true, 0xC020462A: true, 0x5427: false, 0xC0384621: false, 0xC038464E: true, 0xC0104644: false} {
+	for cmd, want := range map[uint32]bool{0xC034462A: true, 0xC020462A: true, 0x5427: false, 0xC0384621: false,
+		0xC038464E: true, 0xC0104644: false} {
 		if a.RMShaped(cmd) != want {
 			t.Errorf("unknown driver: RMShaped(%#x) = %v", cmd, !want)
 		}
@@ -248,7 +251,8 @@ func TestTables(t *testing.T) {
 		}
 		for _, s := range r.sizes {
 			for _, p := range r.pointers {
-				if p.Off < 0 || p.Off+8 > s.value || p.CountOff+4 > s.value || p.MaxBytes <= 0 || p.CountOff < 0 && p.Fixed > p.MaxBytes || p.CountOff >= 0 && p.ElemSize <= 0 {
+				if p.Off < 0 || p.Off+8 > s.value || p.CountOff+4 > s.value || p.MaxBytes <= 0 || p.CountOff < 0 && p.Fixed > p.MaxBytes ||
+					p.CountOff >= 0 && p.ElemSize <= 0 {
 					t.Errorf("%s: pointer %+v in %d bytes", r.name, p, s.value)
 				}
 			}
@@ -298,7 +302,8 @@ func TestNeverAllowed(t *testing.T) {
 		if c, _ := a.Control(0x20800122); c.Kind != ControlRegOps { // flat, it would reach registers that all contexts share
 			t.Errorf("%s: EXEC_REG_OPS is not checked", b)
 		}
-		for _, id := range []uint32{0xc2, 0x81, 0x82, 0x83, 0x90cd, 0x90ce, 0x5080, 0xe0, 0xf9, 0xfb, 0x2082, 0xcbca, 0xc574, 0x7e, 0x78, 0xdeadbeef} {
+		for _, id := range []uint32{0xc2, 0x81, 0x82, 0x83, 0x90cd, 0x90ce, 0x5080, 0xe0, 0xf9, 0xfb, 0x2082, 0xcbca, 0xc574,
+			0x7e, 0x78, 0xdeadbeef} {
 			if c, ok := a.Class(id); ok && c.Kind != ClassDeny {
 				t.Errorf("%s: class %#x is allowed", b, id)
 			}

@@ -93,7 +93,8 @@ func check(t *testing.T, timing Timing, claims []Claim, layout map[string]map[st
 				start = s.Start
 			}
 			off := s.Cycle - s.On
-			if s.Start != start || s.Cycle != cycle || s.On != cycle*time.Duration(c.Caps[gpu])/1000 || s.Start < 0 || s.Start+s.On > cycle || off > 500*ms {
+			if s.Start != start || s.Cycle != cycle || s.On != cycle*time.Duration(c.Caps[gpu])/1000 || s.Start < 0 ||
+				s.Start+s.On > cycle || off > 500*ms {
 				t.Errorf("container %s, GPU %s, cap %v: slot %+v; another starts at %v; cycle %v", c.ID, gpu, c.Caps[gpu], s, start, cycle)
 			}
 		}

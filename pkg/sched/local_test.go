@@ -112,7 +112,8 @@ func TestOff(t *testing.T) {
 		{"after", func(l *Local) { l.plan, l.row = capped, says(slot) }, true, base + 50*ms, true, base + 120*ms},
 		{"left alone by the arbiter", func(l *Local) { l.plan, l.row = capped, says(Slot{}) }, true, base, false, 0},
 		{"no arbiter", func(l *Local) { l.plan = capped }, true, base, true, base + 20*ms},
-		{"left alone by one that is gone", func(l *Local) { l.plan, l.row = capped, says(Slot{}) }, true, base + time.Second, true, base + 1020*ms},
+		{"left alone by one that is gone", func(l *Local) { l.plan, l.row = capped, says(Slot{}) }, true, base + time.Second,
+			true, base + 1020*ms},
 		{"left alone under another plan", func(l *Local) { l.plan, l.row, l.since = capped, says(Slot{}), base }, true, base, true, base + 20*ms},
 		{"in debt", func(l *Local) {
 			l.plan, l.row = capped, says(slot)

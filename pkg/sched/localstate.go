@@ -8,7 +8,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// LocalState is a Local as a guard hands it over (package handover); what an arbiter says is not in it, since that stands on the GPU's page.
+// LocalState is a Local as a guard hands it over (package handover); what an arbiter says is not in it, since that stands on the GPU's
+// page.
 type LocalState struct {
 	Plan      PlanState     `json:"plan"`
 	Since     time.Duration `json:"since,omitempty"`
@@ -50,9 +51,11 @@ func (p PlanState) Valid() bool {
 // State tells what a successor has to know.
 func (l *Local) State() LocalState {
 	p, d := l.plan, l.debt
-	return LocalState{Plan: PlanState{Policy: int(p.Card.Policy), MaxInst: p.Card.MaxInst, PrioRatio: p.Card.PrioRatio, Effective: int(p.Effective),
-		Share: p.Share, Cap: p.Cap, Slot: [3]time.Duration{p.Slot.Start, p.Slot.On, p.Slot.Cycle},
-		Suspended: p.Suspended}, Since: l.since, Paused: l.paused, Held: l.held, Busy: l.busy, Lapsed: l.lapsed, Budget: d.budget, Spent: d.spent, At: d.at,
+	return LocalState{Plan: PlanState{Policy: int(p.Card.Policy), MaxInst: p.Card.MaxInst, PrioRatio: p.Card.PrioRatio,
+		Effective: int(p.Effective),
+		Share:     p.Share, Cap: p.Cap, Slot: [3]time.Duration{p.Slot.Start, p.Slot.On, p.Slot.Cycle},
+		Suspended: p.Suspended}, Since: l.since, Paused: l.paused, Held: l.held, Busy: l.busy, Lapsed: l.lapsed, Budget: d.budget,
+		Spent: d.spent, At: d.at,
 		DebtSeen: d.pauses, Owing: d.owing, Pauses: l.pauses, Throttled: l.throttled, Stopped: l.stopped, Had: l.had}
 }
 

@@ -42,8 +42,9 @@ func TestLocalState(t *testing.T) {
 func TestPlanStateValid(t *testing.T) {
 	good := NewLocal(DefaultTiming(), Card{Policy: PolicyPreempt, MaxInst: 20, PrioRatio: 90}).State().Plan
 	for name, change := range map[string]func(*PlanState){
-		"policy": func(p *PlanState) { p.Policy = 99 }, "weight": func(p *PlanState) { p.Weight = 0 }, "percent": func(p *PlanState) { p.Percent = 101 },
-		"cap": func(p *PlanState) { p.Cap = -1 }, "slot without a cycle": func(p *PlanState) { p.Slot[1] = 1 },
+		"policy": func(p *PlanState) { p.Policy = 99 }, "weight": func(p *PlanState) { p.Weight = 0 },
+		"percent": func(p *PlanState) { p.Percent = 101 },
+		"cap":     func(p *PlanState) { p.Cap = -1 }, "slot without a cycle": func(p *PlanState) { p.Slot[1] = 1 },
 		"slot beyond its cycle": func(p *PlanState) { p.Slot = [3]time.Duration{0, 3, 2} },
 	} {
 		p := good

@@ -164,7 +164,8 @@ func TestProcesses(t *testing.T) {
 	for _, c := range []struct {
 		groups []int
 		want   []float64
-	}{{[]int{8, 1}, []float64{50, 50}}, {[]int{8, 3, 1}, []float64{33.33, 33.33, 33.33}}, {[]int{64, 1}, []float64{50, 50}}, {[]int{64, 1, 1, 1}, []float64{25, 25, 25, 25}}} {
+	}{{[]int{8, 1}, []float64{50, 50}}, {[]int{8, 3, 1}, []float64{33.33, 33.33, 33.33}}, {[]int{64, 1}, []float64{50, 50}},
+		{[]int{64, 1, 1, 1}, []float64{25, 25, 25, 25}}} {
 		for _, kernel := range kernels {
 			n := newNode(cardOf(sched.PolicyPreempt, 20))
 			for _, groups := range c.groups {
@@ -262,7 +263,8 @@ func TestCaps(t *testing.T) {
 						want[i] -= want[i] * lost
 					}
 				}
-				within(t, fmt.Sprintf("%v of %d, %d containers, %d processes, kernels of %v", c.card.Policy, c.card.MaxInst, len(c.shares), processes, kernel), got, want, points)
+				within(t, fmt.Sprintf("%v of %d, %d containers, %d processes, kernels of %v", c.card.Policy, c.card.MaxInst, len(c.shares), processes,
+					kernel), got, want, points)
 			}
 		}
 	}
@@ -396,14 +398,21 @@ func TestPolicies(t *testing.T) {
 		{"native: a context is a part", cardOf(sched.PolicyNative, 20), []int{8, 1}, []sched.Share{weight(1), weight(1)}, []float64{81.5, 10}, 1},
 		{"preempt: it is not", cardOf(sched.PolicyPreempt, 20), []int{8, 1}, []sched.Share{weight(1), weight(1)}, []float64{48.5, 48.5}, 1},
 		{"a cap is no reservation", cardOf(sched.PolicyPreempt, 20), []int{1, 1}, []sched.Share{percent(30), weight(1)}, []float64{17, 81}, 3},
-		{"soft: 40 % beside six of weight 2", cardOf(sched.PolicySoft, 20), []int{1, 1, 1, 1, 1, 1, 1}, append([]sched.Share{percent(40)}, slices.Repeat([]sched.Share{weight(2)}, 6)...), []float64{40, 10, 10}, 1},
-		{"soft: 40 % beside one of weight 1", cardOf(sched.PolicySoft, 20), []int{1, 1}, []sched.Share{percent(40), weight(1)}, []float64{88.6, 11}, 1},
+		{"soft: 40 % beside six of weight 2", cardOf(sched.PolicySoft, 20), []int{1, 1, 1, 1, 1, 1, 1},
+			append([]sched.Share{percent(40)}, slices.Repeat([]sched.Share{weight(2)}, 6)...), []float64{40, 10, 10}, 1},
+		{"soft: 40 % beside one of weight 1", cardOf(sched.PolicySoft, 20), []int{1, 1}, []sched.Share{percent(40), weight(1)},
+			[]float64{88.6, 11}, 1},
 		{"default beside best effort", cardOf(sched.PolicyPreempt, 20), []int{1, 1}, []sched.Share{weight(1), best}, []float64{96, 2}, 1.5},
-		{"prio_ratio 99", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}, []int{1, 1}, []sched.Share{weight(1), high}, []float64{1, 97.5}, 1},
-		{"prio_ratio 80", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}, []int{1, 1}, []sched.Share{weight(1), high}, []float64{14.5, 58}, 1},
-		{"prio_ratio 50", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 50}, []int{1, 1}, []sched.Share{weight(1), high}, []float64{25.6, 25.6}, 1},
-		{"prio_ratio 20", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 20}, []int{1, 1}, []sched.Share{weight(1), high}, []float64{31.7, 7.9}, 1},
-		{"high priority is not held by a fixed policy", cardOf(sched.PolicyFixed, 20), []int{1, 1}, []sched.Share{percent(50), high}, []float64{0.5, 98}, 1},
+		{"prio_ratio 99", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}, []int{1, 1}, []sched.Share{weight(1), high},
+			[]float64{1, 97.5}, 1},
+		{"prio_ratio 80", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}, []int{1, 1}, []sched.Share{weight(1), high},
+			[]float64{14.5, 58}, 1},
+		{"prio_ratio 50", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 50}, []int{1, 1}, []sched.Share{weight(1), high},
+			[]float64{25.6, 25.6}, 1},
+		{"prio_ratio 20", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 20}, []int{1, 1}, []sched.Share{weight(1), high},
+			[]float64{31.7, 7.9}, 1},
+		{"high priority is not held by a fixed policy", cardOf(sched.PolicyFixed, 20), []int{1, 1}, []sched.Share{percent(50), high},
+			[]float64{0.5, 98}, 1},
 	} {
 		n := newNode(c.card)
 		for i, s := range c.shares {
@@ -429,7 +438,8 @@ func TestHighShare(t *testing.T) {
 			n.run(500 * ms)
 			got := n.shares(2 * time.Second)
 			within(t, fmt.Sprintf("prio_ratio %d, %d others", ratio, others), got[others:], []float64{float64(ratio)}, 1)
-			within(t, fmt.Sprintf("prio_ratio %d, %d others", ratio, others), got[:others], slices.Repeat([]float64{float64(100-ratio) / float64(others)}, others), 1)
+			within(t, fmt.Sprintf("prio_ratio %d, %d others", ratio, others), got[:others],
+				slices.Repeat([]float64{float64(100-ratio) / float64(others)}, others), 1)
 		}
 	}
 }

@@ -34,7 +34,8 @@ type Costs struct {
 func H200Costs() Costs { return Costs{Preempt: 190 * time.Microsecond, Yield: 130 * time.Microsecond} }
 
 // A context is on the engine, as records tell, until its state is saved: longer than it computes by so much (H200: an empty kernel's run is
-// 61 µs long, and one that a slice of 50 µs to 10 ms ended by 90 to 120 µs longer than 1.02 of that). The rest of Costs is between two runs.
+// 61 µs long, and one that a slice of 50 µs to 10 ms ended by 90 to 120 µs longer than 1.02 of that). The rest of Costs is between two
+// runs.
 const (
 	saveYield   = 47 * time.Microsecond
 	savePreempt = 107 * time.Microsecond

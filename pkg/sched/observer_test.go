@@ -105,7 +105,8 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestH200Records: groups that always have work are seen to be such by what an H200 wrote down for them, and what switches take is measured.
+// TestH200Records: groups that always have work are seen to be such by what an H200 wrote down for them, and what switches take is
+// measured.
 func TestH200Records(t *testing.T) {
 	text, err := os.ReadFile("testdata/h200-hogs.txt")
 	if err != nil {

@@ -57,7 +57,8 @@ func (c Card) Admit(others []Share, s Share) error {
 		return &Reason{fmt.Sprintf("asked for %d %% of the GPU's time, but its policy is native, which enforces no share", s.Percent),
 			"set another policy (cgpu policy GPU fixed), or ask for no percentage"}
 	case s.Percent > 0 && c.Policy == PolicyFair && s.Percent*c.MaxInst > 100:
-		return &Reason{fmt.Sprintf("asked for %d %% of the GPU's time, but under policy fair each of its %d places has %s", s.Percent, c.MaxInst, Whole/Permille(c.MaxInst)),
+		return &Reason{fmt.Sprintf("asked for %d %% of the GPU's time, but under policy fair each of its %d places has %s", s.Percent, c.MaxInst,
+			Whole/Permille(c.MaxInst)),
 			"set another policy (cgpu policy GPU fixed), or lower max-inst"}
 	}
 	own, _ := c.Cap(s)

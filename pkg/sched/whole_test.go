@@ -593,8 +593,8 @@ func TestEverybodyGetsOn(t *testing.T) {
 	}
 }
 
-// TestWeightsChange: slices follow other weights at once and are not prolonged in the second after it, so that nothing moves twice; those of a
-// pair that saturates for longer are.
+// TestWeightsChange: slices follow other weights at once and are not prolonged in the second after it, so that nothing moves twice; those
+// of a pair that saturates for longer are.
 func TestWeightsChange(t *testing.T) {
 	w := newWhole(0.15)
 	a, _ := w.add(weight(1)).hog(), w.add(weight(1)).hog()

@@ -225,7 +225,8 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		rm.PutU64(params, rm.MemoryLimit, uint64(m.size)-1)
 		m.tellPage(params, rm.MemoryAttr, rm.MemoryAttr2)
 	case o.class == classMemorySystem:
-		if rm.U64(params, rm.MemorySize) == 0 || rm.U32(params, rm.MemoryAttr)>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask == rm.MemoryLocationVidmem {
+		if rm.U64(params, rm.MemorySize) == 0 || rm.U32(params,
+			rm.MemoryAttr)>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask == rm.MemoryLocationVidmem {
 			return rm.StatusInvalidArgument
 		}
 		if rm.U32(params, rm.MemoryOwner) == 0 {

@@ -241,7 +241,8 @@ func TestPreemptionMode(t *testing.T) {
 		handle uint32
 		mode   uint32
 		status uint32
-	}{{u, group, rm.PreemptModeCILP, 0}, {u, channel, rm.PreemptModeWFI, 0}, {u, u.dev, rm.PreemptModeCILP, rm.StatusNotSupported}, {other, group, rm.PreemptModeCILP, rm.StatusNotSupported}} {
+	}{{u, group, rm.PreemptModeCILP, 0}, {u, channel, rm.PreemptModeWFI, 0}, {u, u.dev, rm.PreemptModeCILP, rm.StatusNotSupported},
+		{other, group, rm.PreemptModeCILP, rm.StatusNotSupported}} {
 		if st := mode(c.u, c.handle, c.mode); st != c.status {
 			t.Errorf("%#x: %#x, want %#x", c.handle, st, c.status)
 		}

@@ -193,7 +193,8 @@ func New(cfg Config) (*Driver, error) {
 	}
 	for _, c := range cfg.GPUs {
 		g := &gpu{GPU: c, engine: newEngine()}
-		if _, err := fmt.Sscanf(c.BusID, "%x:%x:%x", &g.domain, &g.bus, &g.slot); err != nil || g.domain > 0xffff || g.bus > 0xff || g.slot > 0x1f {
+		if _, err := fmt.Sscanf(c.BusID, "%x:%x:%x", &g.domain, &g.bus, &g.slot); err != nil || g.domain > 0xffff ||
+			g.bus > 0xff || g.slot > 0x1f {
 			return nil, fmt.Errorf("sim: GPU %d: bus id %q: want a PCI address such as 0000:01:00.0", c.Index, c.BusID)
 		}
 		if _, err := uuidBytes(c.UUID); err != nil {

@@ -135,7 +135,8 @@ func TestEngineTimeslices(t *testing.T) {
 	if e := g.Engine; e.Busy != ta+tb || e.Busy+e.Switching+e.Idle != clock.now() {
 		t.Errorf("engine %+v after %v", e, clock.now())
 	}
-	if s := g.TSGs[0]; s.PID != 100 || s.GPUTime != ta || s.Kernels != na || s.Waiting != clock.now()-ta || s.Switches != 400 || s.Preemptions != 400 || s.Paused {
+	if s := g.TSGs[0]; s.PID != 100 || s.GPUTime != ta || s.Kernels != na || s.Waiting != clock.now()-ta || s.Switches != 400 ||
+		s.Preemptions != 400 || s.Paused {
 		t.Errorf("snapshot %+v", s)
 	}
 	if e := d.Snapshot().GPUs[1].Engine; e.Idle != clock.now() {
@@ -453,10 +454,12 @@ func TestGPUMon(t *testing.T) {
 	u.disable(true, u, ch...)
 	clock.pass(samplePeriod)
 	p, utils, pids := read()
-	if len(utils) != 3 || utils[0] != 0 || utils[1] < 9900 || utils[1] > 10000 || utils[2] != 0 || !slices.Equal(pids, []uint32{noPID, 100, noPID}) {
+	if len(utils) != 3 || utils[0] != 0 || utils[1] < 9900 || utils[1] > 10000 || utils[2] != 0 ||
+		!slices.Equal(pids, []uint32{noPID, 100, noPID}) {
 		t.Errorf("utilisation %d of %d", utils, pids)
 	}
-	if int(rm.U32(p, rm.GPUMonTracker)) != 3*form.Entry || rm.U64(p, rm.GPUMonSamples+form.Entry) != uint64(2*samplePeriod) || rm.U32(p, rm.GPUMonSamples+form.Pids[0]) != noPID {
+	if int(rm.U32(p, rm.GPUMonTracker)) != 3*form.Entry || rm.U64(p, rm.GPUMonSamples+form.Entry) != uint64(2*samplePeriod) ||
+		rm.U32(p, rm.GPUMonSamples+form.Pids[0]) != noPID {
 		t.Errorf("tracker %d, second at %d ns", rm.U32(p, rm.GPUMonTracker), rm.U64(p, rm.GPUMonSamples+form.Entry))
 	}
 	u.disable(false, u, ch...)

@@ -74,7 +74,8 @@ func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, siz
 	switch {
 	case flags&rm.MemoryFlagVirtual != 0:
 		o.class = classMemoryVirtual
-		want := rangeWanted{space: rm.U32(out, rm.HeapVASpace), flags: flags &^ rm.MemoryFlagFixed, attr: attr, attr2: rm.U32(out, attr2Off), size: size}
+		want := rangeWanted{space: rm.U32(out, rm.HeapVASpace), flags: flags &^ rm.MemoryFlagFixed, attr: attr,
+			attr2: rm.U32(out, attr2Off), size: size}
 		if st := r.d.makeRange(o, parent, want); st != rm.StatusOK {
 			return st
 		}

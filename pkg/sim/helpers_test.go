@@ -26,8 +26,10 @@ var (
 
 func testConfig() Config {
 	return Config{DriverVersion: "580.159.04", GPUs: []GPU{
-		{Index: 0, Minor: 0, UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:01:00.0", Name: "Tesla T4", Memory: 15109 * quota.MiB},
-		{Index: 1, Minor: 3, UUID: "GPU-00000000-0000-0000-0000-000000000002", BusID: "0000:02:00.0", Name: "Tesla T4", Memory: 15109 * quota.MiB},
+		{Index: 0, Minor: 0, UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:01:00.0", Name: "Tesla T4",
+			Memory: 15109 * quota.MiB},
+		{Index: 1, Minor: 3, UUID: "GPU-00000000-0000-0000-0000-000000000002", BusID: "0000:02:00.0", Name: "Tesla T4",
+			Memory: 15109 * quota.MiB},
 	}}
 }
 

@@ -150,7 +150,8 @@ func (r *request) dup() uint32 {
 	if isEngineObject(from.class) {
 		return rm.StatusInvalidArgument // nor what sits on a channel
 	}
-	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel, vaspace: from.vaspace, size: from.size, tables: from.tables}
+	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel,
+		vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
 		if m != nil {
 			m.refs++

@@ -9,8 +9,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// Page tables come out of a card's memory and no allocation shows them. As in RM a range of addresses has them when it is made, unless it is
-// lazy, and a mapping takes them before its length is compared with the memory.
+// Page tables come out of a card's memory and no allocation shows them. As in RM a range of addresses has them when it is made, unless it
+// is lazy, and a mapping takes them before its length is compared with the memory.
 
 // vaSpaceTables is what an address space takes.
 const vaSpaceTables = 16 * quota.KiB

@@ -60,7 +60,8 @@ func (r *request) uvm() syscall.Errno {
 		rm.UVMInitialize: done, rm.UVMCleanUpZombies: done, // the driver has no managed memory
 		rm.UVMCreateRangeGroup: r.createGroup, rm.UVMDestroyRangeGroup: done,
 		rm.UVMCreateExternal: r.createExternal, rm.UVMMapDynamicRegion: r.mapRegion, rm.UVMAllocSemaphorePool: r.allocPool,
-		rm.UVMRegisterGPU: r.registerGPU, rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
+		rm.UVMRegisterGPU: r.registerGPU, rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace,
+		rm.UVMUnregisterGPU:   r.unregisterGPU,
 		rm.UVMRegisterChannel: r.registerChannel, rm.UVMUnregisterChannel: r.unregisterChannel,
 	}[r.call.Cmd]
 	if run == nil {
@@ -225,8 +226,8 @@ func (s *space) rangeFor(base, end uint64) bool {
 	return true
 }
 
-// mapPage is the size of the pages that a mapping needs tables for; 0 for the first of device memory, whose tables come out of what the driver
-// has put aside. What is not aligned to a page is mapped in smaller ones.
+// mapPage is the size of the pages that a mapping needs tables for; 0 for the first of device memory, whose tables come out of what the
+// driver has put aside. What is not aligned to a page is mapped in smaller ones.
 func (o *object) mapPage(base, length, offset uint64) uint64 {
 	low := base | length | offset
 	low &= -low

@@ -9,8 +9,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// bar1Size is the window of addresses into a card, through which the processor reaches its memory: small, as a T4's, so that all is mapped in
-// pages of 64 KiB (kbusDetermineBar1Force64KBMapping_IMPL). BAR1 is not static
+// bar1Size is the window of addresses into a card, through which the processor reaches its memory: small, as a T4's, so that all is mapped
+// in pages of 64 KiB (kbusDetermineBar1Force64KBMapping_IMPL). BAR1 is not static
 // (kbusEnableStaticBar1Mapping_TU102 needs one that is larger than the memory).
 const bar1Size = 256 * quota.MiB
 

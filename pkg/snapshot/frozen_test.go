@@ -18,9 +18,10 @@ func TestFrozen(t *testing.T) {
 	}{
 		"v2 frozen":  {map[string]string{"proc/7/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cgroup.events": "populated 1\nfrozen 1\n"}, true},
 		"v2 running": {map[string]string{"proc/7/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cgroup.events": "populated 1\nfrozen 0\n"}, false},
-		"v1 frozen":  {map[string]string{"proc/7/cgroup": "3:cpu,cpuacct:/x\n2:freezer:/d:e\n", "sys/fs/cgroup/freezer/d:e/freezer.state": "FROZEN\n"}, true},
-		"v1 thawed":  {map[string]string{"proc/7/cgroup": "2:freezer:/d\n0::/d\n", "sys/fs/cgroup/freezer/d/freezer.state": "THAWED\n"}, false},
-		"gone":       {nil, false},
+		"v1 frozen": {map[string]string{"proc/7/cgroup": "3:cpu,cpuacct:/x\n2:freezer:/d:e\n",
+			"sys/fs/cgroup/freezer/d:e/freezer.state": "FROZEN\n"}, true},
+		"v1 thawed": {map[string]string{"proc/7/cgroup": "2:freezer:/d\n0::/d\n", "sys/fs/cgroup/freezer/d/freezer.state": "THAWED\n"}, false},
+		"gone":      {nil, false},
 	} {
 		root := t.TempDir()
 		for file, text := range test.files {

@@ -42,7 +42,8 @@ func TestMeasureLimited(t *testing.T) {
 			got = append(got, use{x.Used, x.Answered})
 		}
 	}
-	if want := []use{{3, true}, {9, true}, {}, {}, {}, {}, {2, true}}; !slices.Equal(got, want) || v.GPUs[0].Used != 12 || v.GPUs[1].Used != 3 {
+	if want := []use{{3, true}, {9, true}, {}, {}, {}, {}, {2, true}}; !slices.Equal(got, want) ||
+		v.GPUs[0].Used != 12 || v.GPUs[1].Used != 3 {
 		t.Errorf("%v, want %v; in all %d and %d", got, want, v.GPUs[0].Used, v.GPUs[1].Used)
 	}
 	(&View{GPUs: []GPU{{VGPUs: []VGPU{guarded}}}}).MeasureLimited(func([]string) (map[string]quota.Bytes, error) {

@@ -242,7 +242,8 @@ func vgpu(r ledger.Record, a Answer, uuid string) VGPU {
 	case r.Preload:
 		enforcement = device.EnforcePreload
 	}
-	x := VGPU{Enforcement: enforcement, DriverLimits: r.DriverLimits, LimitedCgroup: r.LimitedCgroup, ID: r.ID, Nonce: r.Nonce, Root: r.Root, Name: r.Name, Created: r.Created,
+	x := VGPU{Enforcement: enforcement, DriverLimits: r.DriverLimits, LimitedCgroup: r.LimitedCgroup, ID: r.ID, Nonce: r.Nonce, Root: r.Root,
+		Name: r.Name, Created: r.Created,
 		State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
 	if a.Err != nil {
 		return x

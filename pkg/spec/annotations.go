@@ -60,7 +60,8 @@ func editAnnotations(doc *Document, p Plan) error {
 		size += len(quote(m.key)) + len(quote(value))
 	}
 	if size > mostAnnotations {
-		return fmt.Errorf("%d bytes of annotations as JSON: the low-level runtime hands them to the guard with the container's state, which reads %d: make them shorter", size, mostAnnotations)
+		return fmt.Errorf("%d bytes of annotations as JSON: the low-level runtime hands them to the guard with the container's state, which "+
+			"reads %d: make them shorter", size, mostAnnotations)
 	}
 	return nil
 }

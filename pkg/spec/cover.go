@@ -8,8 +8,8 @@ type cube struct{ mask, value uint32 }
 // has says whether x is in c.
 func (c cube) has(x uint32) bool { return x&c.mask == c.value }
 
-// covers splits the ioctl numbers in two: those that do not just pass (the guard gets them, or they are refused) and those that do. Both lists
-// cover their half exactly and touch nothing of the other, because seccomp rules that overlap with different actions
+// covers splits the ioctl numbers in two: those that do not just pass (the guard gets them, or they are refused) and those that do. Both
+// lists cover their half exactly and touch nothing of the other, because seccomp rules that overlap with different actions
 // have no defined winner.
 type covers struct{ stop, allow []cube }
 

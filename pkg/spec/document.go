@@ -26,7 +26,9 @@ type Document struct {
 func Decode(raw []byte) (*Document, error) {
 	switch {
 	case len(raw) > MaxSize:
-		return nil, fmt.Errorf("spec: config.json has %d bytes, want at most %d: shorten the container's variables, arguments, annotations or paths of mounts", len(raw), MaxSize)
+		return nil,
+			fmt.Errorf("spec: config.json has %d bytes, want at most %d: shorten the container's variables, arguments, annotations or paths of "+
+				"mounts", len(raw), MaxSize)
 	case !json.Valid(raw): // also bounds the nesting
 		return nil, fmt.Errorf("spec: config.json is not valid JSON: %w", invalid(raw))
 	}

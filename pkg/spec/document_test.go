@@ -41,7 +41,8 @@ func TestKeepsRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := string(doc.Encode())
-	for _, part := range []string{` { "future":{"b":1.50,"a":1e3} ,"process":{"args":["<&>\u2028"],"env":["A=<",`, `"zz":null}`, `"linux":{"later":[1,2 ]`, `, "\u0061nnotations":{"x":"y",`} {
+	for _, part := range []string{` { "future":{"b":1.50,"a":1e3} ,"process":{"args":["<&>\u2028"],"env":["A=<",`, `"zz":null}`,
+		`"linux":{"later":[1,2 ]`, `, "\u0061nnotations":{"x":"y",`} {
 		if !strings.Contains(got, part) {
 			t.Errorf("%s is not in %s", part, got)
 		}
@@ -74,12 +75,14 @@ func TestStrings(t *testing.T) {
 	if got := Strings(raw, "config", "runtimes"); !slices.Equal(got, []string{"a", "bc"}) {
 		t.Errorf("%q", got)
 	}
-	for _, path := range [][]string{{"config", "n"}, {"config", "mixed"}, {"config", "none"}, {"config"}, {"x"}, {"y"}, {"config", "runtimes", "x"}} {
+	for _, path := range [][]string{{"config", "n"}, {"config", "mixed"}, {"config", "none"}, {"config"}, {"x"}, {"y"},
+		{"config", "runtimes", "x"}} {
 		if got := Strings(raw, path...); got != nil {
 			t.Errorf("%v: %q", path, got)
 		}
 	}
-	for _, broken := range []string{``, `{`, `[`, `{"config"`, `{"config":`, `{"config":{"runtimes":["a"`, `{"config":{"runtimes":["a\`, `{"config":{"runtimes":["a]}`} {
+	for _, broken := range []string{``, `{`, `[`, `{"config"`, `{"config":`, `{"config":{"runtimes":["a"`, `{"config":{"runtimes":["a\`,
+		`{"config":{"runtimes":["a]}`} {
 		if got := Strings([]byte(broken), "config", "runtimes"); got != nil {
 			t.Errorf("%s: %q", broken, got)
 		}
@@ -155,13 +158,16 @@ func TestSaysWhere(t *testing.T) {
 		read func(*Document) error
 		want string
 	}{
-		"{\n \"a\": [1,\n  }":                   {nil, "line 3, column 3: invalid character '}'"},
-		`{"a":`:                                 {nil, "line 1, column 5: unexpected end"},
-		`{"process":{"env":["A=b",7]}}`:         {env, "process.env[1]: "},
-		`{"annotations":{"x":"y","z":{}}}`:      {func(d *Document) error { _, err := d.Annotations(); return err }, `annotations: "z": `},
-		`{"linux":{"resources":[]}}`:            {func(d *Document) error { _, err := d.list("devices", "linux", "resources"); return err }, "linux.resources: want an object"},
-		`{"linux":{"resources":{"devices":1}}}`: {func(d *Document) error { _, err := d.list("devices", "linux", "resources"); return err }, "linux.resources.devices: want an array"},
-		`{"linux":{"seccomp":7}}`:               {func(d *Document) error { _, err := d.must("linux", "seccomp"); return err }, "linux.seccomp: want an object"},
+		"{\n \"a\": [1,\n  }":              {nil, "line 3, column 3: invalid character '}'"},
+		`{"a":`:                            {nil, "line 1, column 5: unexpected end"},
+		`{"process":{"env":["A=b",7]}}`:    {env, "process.env[1]: "},
+		`{"annotations":{"x":"y","z":{}}}`: {func(d *Document) error { _, err := d.Annotations(); return err }, `annotations: "z": `},
+		`{"linux":{"resources":[]}}`: {func(d *Document) error { _, err := d.list("devices", "linux", "resources"); return err },
+			"linux.resources: want an object"},
+		`{"linux":{"resources":{"devices":1}}}`: {func(d *Document) error { _, err := d.list("devices", "linux", "resources"); return err },
+			"linux.resources.devices: want an array"},
+		`{"linux":{"seccomp":7}}`: {func(d *Document) error { _, err := d.must("linux", "seccomp"); return err },
+			"linux.seccomp: want an object"},
 	} {
 		doc, err := Decode([]byte(raw))
 		if err == nil && test.read != nil {

@@ -108,7 +108,8 @@ func TestRules(t *testing.T) {
 	if !slices.ContainsFunc(apply(t, recorded(t, "docker20-privileged-gpus"), simulated(gpu0)).Linux.Devices, null) {
 		t.Error("simulated: /dev/null is gone")
 	}
-	if rules := apply(t, recorded(t, "docker20-plain"), simulated(gpu0)).Linux.Resources.Devices; len(rules) != 8+3-2 || !verdict(rules, 1, 3) || !verdict(rules, 1, 5) || verdict(rules, 195, 0) {
+	if rules := apply(t, recorded(t, "docker20-plain"), simulated(gpu0)).Linux.Resources.Devices; len(rules) != 8+3-2 ||
+		!verdict(rules, 1, 3) || !verdict(rules, 1, 5) || verdict(rules, 195, 0) {
 		t.Errorf("simulated: %v", rules)
 	}
 	// A wildcard over the driver's major (--device-cgroup-rule) is every GPU; a privileged container keeps everything.
@@ -156,10 +157,14 @@ func TestEnv(t *testing.T) {
 	const limiter = "/lib/cgpu/libcgpu.so"
 	for _, test := range []struct{ env, limiter, want string }{
 		{`[]`, "", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
-		{`["NVIDIA_VISIBLE_DEVICES=all","A=b=c","NVIDIA_VISIBLE_DEVICES=0"]`, "", "A=b=c NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
-		{`["NVIDIA_CTK_LIBCUDA_DIR=/x","NVIDIA_VISIBLE_DEVICESX=1"]`, "", "NVIDIA_CTK_LIBCUDA_DIR=/x NVIDIA_VISIBLE_DEVICESX=1 NVIDIA_VISIBLE_DEVICES=void"},
-		{`["NVIDIA_VISIBLE_DEVICES"]`, limiter, "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void LD_PRELOAD=/run/cgpu/libcgpu.so"},
-		{`["LD_PRELOAD=/mine.so"]`, limiter, "LD_PRELOAD=/run/cgpu/libcgpu.so:/mine.so NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
+		{`["NVIDIA_VISIBLE_DEVICES=all","A=b=c","NVIDIA_VISIBLE_DEVICES=0"]`, "",
+			"A=b=c NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
+		{`["NVIDIA_CTK_LIBCUDA_DIR=/x","NVIDIA_VISIBLE_DEVICESX=1"]`, "",
+			"NVIDIA_CTK_LIBCUDA_DIR=/x NVIDIA_VISIBLE_DEVICESX=1 NVIDIA_VISIBLE_DEVICES=void"},
+		{`["NVIDIA_VISIBLE_DEVICES"]`, limiter,
+			"NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void LD_PRELOAD=/run/cgpu/libcgpu.so"},
+		{`["LD_PRELOAD=/mine.so"]`, limiter,
+			"LD_PRELOAD=/run/cgpu/libcgpu.so:/mine.so NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
 		{`["LD_PRELOAD="]`, limiter, "LD_PRELOAD=/run/cgpu/libcgpu.so NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
 		{
 			`["LD_PRELOAD=/old.so","A=b","LD_PRELOAD=/x.so:/run/cgpu/libcgpu.so /y.so","LD_PRELOADX=1"]`, limiter,
@@ -216,7 +221,8 @@ func TestHooks(t *testing.T) {
 		{"docker20-gpus-all", "prestart=exe:-exec-root=/var/run/docker" + ours},
 		{
 			"docker28-gpus-all-plus-cdi-device",
-			"createContainer=nvidia-cdi-hook:create-symlinks createContainer=nvidia-cdi-hook:enable-cuda-compat createContainer=nvidia-cdi-hook:update-ldcache " +
+			"createContainer=nvidia-cdi-hook:create-symlinks createContainer=nvidia-cdi-hook:enable-cuda-compat " +
+				"createContainer=nvidia-cdi-hook:update-ldcache " +
 				"createContainer=nvidia-cdi-hook:disable-device-node-modification createContainer=nvidia-cdi-hook:update-application-profile" + ours,
 		},
 	} {
@@ -229,7 +235,8 @@ func TestHooks(t *testing.T) {
 		t.Error("the simulated driver needs no setup")
 	}
 	want := []string{"cgpu-hook", "release", "--id", "c1", "--nonce", "0123456789abcdef"}
-	if h := e.Hooks["poststop"][0]; h.Path != "/usr/bin/cgpu-hook" || !slices.Equal(h.Args, want) || !slices.Contains(h.Env, "CGPU_RUN_DIR=/run/cgpu") {
+	if h := e.Hooks["poststop"][0]; h.Path != "/usr/bin/cgpu-hook" || !slices.Equal(h.Args, want) ||
+		!slices.Contains(h.Env, "CGPU_RUN_DIR=/run/cgpu") {
 		t.Errorf("poststop: %+v", h)
 	}
 }
@@ -302,11 +309,13 @@ func TestLimiterMounts(t *testing.T) {
 		},
 		"all": {
 			func(p *Plan) {},
-			kept + " /run/cgpu/libcgpu.so=/lib/l.so" + readOnly + " /run/cgpu/vgpu=/r/page/n" + readOnly + ",noexec /etc/ld.so.preload=/r/ld.so.preload" + readOnly + ",noexec",
+			kept + " /run/cgpu/libcgpu.so=/lib/l.so" + readOnly + " /run/cgpu/vgpu=/r/page/n" + readOnly +
+				",noexec /etc/ld.so.preload=/r/ld.so.preload" + readOnly + ",noexec",
 		},
 		"preload mode": {
 			func(p *Plan) { p.PageWritable, p.Socket = true, "" },
-			kept + " /run/cgpu/libcgpu.so=/lib/l.so" + readOnly + " /run/cgpu/vgpu=/r/page/n:bind,rprivate,rw,nosuid,nodev,noexec /etc/ld.so.preload=/r/ld.so.preload" + readOnly + ",noexec",
+			kept + " /run/cgpu/libcgpu.so=/lib/l.so" + readOnly +
+				" /run/cgpu/vgpu=/r/page/n:bind,rprivate,rw,nosuid,nodev,noexec /etc/ld.so.preload=/r/ld.so.preload" + readOnly + ",noexec",
 		},
 	} {
 		p := plan(map[int]quota.Bytes{0: quota.GiB})

@@ -76,7 +76,8 @@ func editMounts(doc *Document, p Plan) error {
 			return fmt.Errorf("mounts[%d]: %w", i, err)
 		}
 		to := path.Clean("/" + m.Destination)
-		if places[to] || hidden[to] || isNVIDIAName(to) || (m.Source != "" && (hidden[path.Clean(m.Source)] || isNVIDIAName(path.Clean(m.Source)))) {
+		if places[to] || hidden[to] || isNVIDIAName(to) ||
+			(m.Source != "" && (hidden[path.Clean(m.Source)] || isNVIDIAName(path.Clean(m.Source)))) {
 			continue
 		}
 		taken[to] = true

@@ -87,8 +87,9 @@ func TestApplyRefuses(t *testing.T) {
 		"devices not array":  `{"process":{},"linux":{"devices":{}}}`,
 		"linux twice":        `{"process":{},"linux":{"seccomp":{},"seccomp":{}}}`,
 		"hooks not array":    `{"process":{},"linux":{},"hooks":{"prestart":{}}}`,
-		"long annotations":   `{"process":{},"linux":{},"annotations":{"a":"` + strings.Repeat("<", 1<<18) + `"}}`, // six times as long in the state
-		"own listener":       `{"process":{},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/x"}}}`,
+		// six times as long in the state
+		"long annotations": `{"process":{},"linux":{},"annotations":{"a":"` + strings.Repeat("<", 1<<18) + `"}}`,
+		"own listener":     `{"process":{},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/x"}}}`,
 	} {
 		doc, err := Decode([]byte(raw))
 		if err == nil {
@@ -125,7 +126,8 @@ func TestNewPlan(t *testing.T) {
 		VGPUs: []ledger.VGPU{{UUID: gpu(1).UUID, Slice: quota.Slice{Limit: quota.GiB}}},
 	}
 	p := NewPlan(record, table)
-	if len(p.GPUs) != 2 || p.GPUs[0].Index != 1 || p.GPUs[0].Native || p.GPUs[0].Limit != quota.GiB || p.GPUs[1].Index != 2 || !p.GPUs[1].Native {
+	if len(p.GPUs) != 2 || p.GPUs[0].Index != 1 || p.GPUs[0].Native || p.GPUs[0].Limit != quota.GiB ||
+		p.GPUs[1].Index != 2 || !p.GPUs[1].Native {
 		t.Errorf("GPUs %+v", p.GPUs)
 	}
 	if len(p.Hidden) != 1 || p.Hidden[0] != gpu(0).Node || len(p.Nodes()) != 4 || p.ID != "c" || p.Nonce != "n" || p.Socket != "/s" {

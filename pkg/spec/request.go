@@ -214,7 +214,8 @@ type PodContainer struct{ Namespace, Pod, UID, Container string }
 // ContainerOf reads it from containerd's annotations; empty where it is not whole.
 func ContainerOf(annotations map[string]string) PodContainer {
 	const prefix = "io.kubernetes.cri."
-	c := PodContainer{annotations[prefix+"sandbox-namespace"], annotations[prefix+"sandbox-name"], annotations[prefix+"sandbox-uid"], annotations[prefix+"container-name"]}
+	c := PodContainer{annotations[prefix+"sandbox-namespace"], annotations[prefix+"sandbox-name"], annotations[prefix+"sandbox-uid"],
+		annotations[prefix+"container-name"]}
 	if c.Namespace == "" || c.Pod == "" || c.UID == "" || c.Container == "" {
 		return PodContainer{}
 	}

@@ -26,7 +26,8 @@ func TestMayAsk(t *testing.T) {
 
 // TestMaySpeak: nobody who asks for nothing is looked at further, and an escaped slash hides nothing.
 func TestMaySpeak(t *testing.T) {
-	for _, input := range []string{"docker20-plain", "docker20-gpus-all", "docker20-cgpu-env", "docker29-gpus-dev0-cgpu", "cri16-default", "cri16-default-sandbox"} {
+	for _, input := range []string{"docker20-plain", "docker20-gpus-all", "docker20-cgpu-env", "docker29-gpus-dev0-cgpu", "cri16-default",
+		"cri16-default-sandbox"} {
 		if may := MaySpeak(recorded(t, input)); may != nil {
 			t.Errorf("%s: %v", input, may)
 		}
@@ -78,7 +79,8 @@ func TestCRIO(t *testing.T) {
 	crio := func(kind string) map[string]string {
 		return map[string]string{
 			"io.kubernetes.cri-o.ContainerType": kind, "io.container.manager": "cri-o",
-			"io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.name": "train", "io.kubernetes.pod.uid": "u", "io.kubernetes.container.name": "main",
+			"io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.name": "train", "io.kubernetes.pod.uid": "u",
+			"io.kubernetes.container.name": "main",
 		}
 	}
 	forged := func(kind, says string) map[string]string {
@@ -97,9 +99,12 @@ func TestCRIO(t *testing.T) {
 		"forged name":               {forged("container", "container"), false, true, "team/train/main"},
 		"pause":                     {crio("sandbox"), true, false, "team/train/main"},
 		"pause that says it is not": {forged("sandbox", "container"), false, true, "team/train/main"},
-		"containerd, all passed on": {map[string]string{"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri-o.ContainerType": "sandbox"}, false, true, ""},
-		"containerd": {map[string]string{"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-namespace": "team", "io.kubernetes.cri.sandbox-name": "train",
-			"io.kubernetes.cri.container-name": "main", "io.kubernetes.pod.name": "other", "io.kubernetes.container.name": "c"}, false, true, "team/train/main"},
+		"containerd, all passed on": {map[string]string{"io.kubernetes.cri.container-type": "container",
+			"io.kubernetes.cri-o.ContainerType": "sandbox"}, false, true, ""},
+		"containerd": {map[string]string{"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-namespace": "team",
+			"io.kubernetes.cri.sandbox-name":   "train",
+			"io.kubernetes.cri.container-name": "main", "io.kubernetes.pod.name": "other", "io.kubernetes.container.name": "c"}, false,
+			true, "team/train/main"},
 	} {
 		if s, p, n := IsSandbox(c.annotations), IsPod(c.annotations), Name(c.annotations); s != c.sandbox || p != c.pod || n != c.called {
 			t.Errorf("%s: sandbox %v, pod %v, %q", name, s, p, n)
@@ -120,8 +125,10 @@ func TestUseInjected(t *testing.T) {
 		{"docker20-gpus-all", nil, quota.Selector{All: true}, quota.Selector{}},
 		{"docker20-gpus-all-plus-env", nil, quota.Selector{IDs: []string{"1"}}, quota.Selector{}}, // all is never native
 		{"docker28-gpus-all-plus-cdi-device", nil, quota.Selector{IDs: []string{"0"}}, quota.Selector{}},
-		{"docker28-gpus-all-plus-cdi-device", []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=2"}, quota.Selector{IDs: []string{"2"}}, quota.Selector{IDs: []string{"0"}}},
-		{"docker28-gpus-all-plus-cdi-device", []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=GPU-0"}, quota.Selector{IDs: []string{"GPU-0"}}, quota.Selector{}},
+		{"docker28-gpus-all-plus-cdi-device", []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=2"}, quota.Selector{IDs: []string{"2"}},
+			quota.Selector{IDs: []string{"0"}}},
+		{"docker28-gpus-all-plus-cdi-device", []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=GPU-0"},
+			quota.Selector{IDs: []string{"GPU-0"}}, quota.Selector{}},
 		{"docker29-gpus-dev0-cgpu", nil, quota.Selector{IDs: []string{"0"}}, quota.Selector{}},
 		{"docker29-privileged-gpus", nil, quota.Selector{IDs: []string{"0"}}, quota.Selector{}},
 		{"docker20-privileged-gpus", nil, quota.Selector{All: true}, quota.Selector{}},

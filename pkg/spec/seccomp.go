@@ -197,7 +197,8 @@ func speaksOf(raw []byte, text string) bool {
 	return bytes.Contains(raw, []byte(text)) || bytes.IndexByte(raw, '\\') >= 0
 }
 
-var errOwnListener = errors.New("the seccomp profile notifies a listener of its own, and the kernel allows one for a process: use a profile without SCMP_ACT_NOTIFY and listenerPath")
+var errOwnListener = errors.New("the seccomp profile notifies a listener of its own, and the kernel allows one for a process: use a " +
+	"profile without SCMP_ACT_NOTIFY and listenerPath")
 
 // permits says whether action can let a call through. TRACE does when the tracer, which may be in the container,
 // says so.

@@ -104,21 +104,26 @@ func TestNotify(t *testing.T) {
 		return `{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[` + args + `]}`
 	}
 	for name, seccomp := range map[string]string{
-		"none":              `null`,
-		"docker":            `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + allowAll + `]}`,
-		"two permissions":   `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + allowAll + `,` + allowAll + `]}`,
-		"default allow":     `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[` + allowAll + `]}`,
-		"default log":       `{"defaultAction":"SCMP_ACT_LOG","syscalls":[]}`,
-		"log, allow":        `{"defaultAction":"SCMP_ACT_LOG","syscalls":[` + allowAll + `]}`,
-		"trace":             `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_TRACE"}]}`,
-		"deny list":         `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_ERRNO","args":[{"index":1,"value":21522,"op":"SCMP_CMP_EQ"}]}]}`,
-		"by descriptor":     `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":0,"value":10,"op":"SCMP_CMP_LT"}`) + `]}`,
-		"one number":        `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":1,"value":21505,"op":"SCMP_CMP_EQ"}`) + `,` + rules(`{"index":1,"value":17963,"op":"SCMP_CMP_EQ"}`) + `]}`,
-		"only trapped":      `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":1,"value":17963,"op":"SCMP_CMP_EQ"}`) + `]}`,
-		"masked":            `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":1,"value":65280,"valueTwo":17920,"op":"SCMP_CMP_MASKED_EQ"}`) + `]}`,
-		"masked low":        `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":1,"value":15,"valueTwo":11,"op":"SCMP_CMP_MASKED_EQ"}`) + `]}`,
-		"same argument":     `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":1,"value":17963,"op":"SCMP_CMP_EQ"},{"index":1,"value":21505,"op":"SCMP_CMP_EQ"}`) + `]}`,
-		"with descriptor":   `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":0,"value":3,"op":"SCMP_CMP_EQ"},{"index":1,"value":17963,"op":"SCMP_CMP_EQ"}`) + `]}`,
+		"none":            `null`,
+		"docker":          `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + allowAll + `]}`,
+		"two permissions": `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + allowAll + `,` + allowAll + `]}`,
+		"default allow":   `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[` + allowAll + `]}`,
+		"default log":     `{"defaultAction":"SCMP_ACT_LOG","syscalls":[]}`,
+		"log, allow":      `{"defaultAction":"SCMP_ACT_LOG","syscalls":[` + allowAll + `]}`,
+		"trace":           `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_TRACE"}]}`,
+		"deny list":       `{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_ERRNO","args":[{"index":1,"value":21522,"op":"SCMP_CMP_EQ"}]}]}`,
+		"by descriptor":   `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":0,"value":10,"op":"SCMP_CMP_LT"}`) + `]}`,
+		"one number": `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":1,"value":21505,"op":"SCMP_CMP_EQ"}`) + `,` +
+			rules(`{"index":1,"value":17963,"op":"SCMP_CMP_EQ"}`) + `]}`,
+		"only trapped": `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + rules(`{"index":1,"value":17963,"op":"SCMP_CMP_EQ"}`) + `]}`,
+		"masked": `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` +
+			rules(`{"index":1,"value":65280,"valueTwo":17920,"op":"SCMP_CMP_MASKED_EQ"}`) + `]}`,
+		"masked low": `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` +
+			rules(`{"index":1,"value":15,"valueTwo":11,"op":"SCMP_CMP_MASKED_EQ"}`) + `]}`,
+		"same argument": `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` +
+			rules(`{"index":1,"value":17963,"op":"SCMP_CMP_EQ"},{"index":1,"value":21505,"op":"SCMP_CMP_EQ"}`) + `]}`,
+		"with descriptor": `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` +
+			rules(`{"index":0,"value":3,"op":"SCMP_CMP_EQ"},{"index":1,"value":17963,"op":"SCMP_CMP_EQ"}`) + `]}`,
 		"escaped name":      `{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["\u0069octl","ioctl"],"action":"SCMP_ACT_ALLOW"}]}`,
 		"kill, conditional": `{"defaultAction":"SCMP_ACT_KILL","syscalls":[` + rules(`{"index":2,"value":4096,"op":"SCMP_CMP_EQ"}`) + `]}`,
 	} {

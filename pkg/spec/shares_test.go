@@ -33,7 +33,8 @@ func shareHook(s alloc.Share) specs.Hook {
 
 func TestTakeShares(t *testing.T) {
 	share := func(id, uuid string) alloc.Share {
-		return alloc.Share{ID: id, UUID: uuid, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
+		return alloc.Share{ID: id, UUID: uuid, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}},
+			Containers: 1}
 	}
 	other := specs.Hook{Path: "/bin/true", Args: []string{"true", alloc.HookCommand, alloc.AnnotationShares, "x"}}
 	for _, kind := range []string{"createRuntime", "prestart", "createContainer", "poststop"} {
@@ -65,7 +66,8 @@ func TestTakeSharesRefuses(t *testing.T) {
 	garbage := func(args ...string) specs.Hook {
 		return specs.Hook{Path: "/usr/bin/cgpu-hook", Args: append([]string{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares}, args...)}
 	}
-	good := shareHook(alloc.Share{ID: "c/1", UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1})
+	good := shareHook(alloc.Share{ID: "c/1", UUID: "GPU-a",
+		Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1})
 	for name, bad := range map[string]specs.Hook{
 		"none":       garbage(),
 		"two":        garbage("id=c,memory=1048576", "id=d,memory=1048576"),
@@ -95,7 +97,8 @@ func TestTakeSharesRefuses(t *testing.T) {
 
 // FuzzTakeShares: no hook of ours is left that could be read as a share, and what is left is JSON.
 func FuzzTakeShares(f *testing.F) {
-	good := shareHook(alloc.Share{ID: "c/1", UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1})
+	good := shareHook(alloc.Share{ID: "c/1", UUID: "GPU-a",
+		Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1})
 	f.Add(withHooks(f, "cri16-default", "createRuntime", good))
 	f.Add([]byte(`{"hooks":{"prestart":[{"path":"/cgpu-hook","args":["x","allocated","alloc.cgpu.io/shares"]},5,null],"poststop":null}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {

@@ -49,8 +49,10 @@ func TestWithheld(t *testing.T) {
 			for size := range uint32(1 << 14) {
 				if cmd := sized(nr, size) | kind<<8; rm.RMShaped(cmd) && !stopped(cmd) {
 					switch nr {
-					case rm.EscIdleChannels, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscCheckVersion, rm.EscAttachGPUs, rm.EscQueryIntr, rm.EscUnmapDMA,
-						rm.EscBindContextDMA, rm.EscFreeOSEvent, rm.EscMapMemory, rm.EscUnmapMemory, rm.EscUpdateMapping: // these for a client of the own process
+					case rm.EscIdleChannels, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscCheckVersion, rm.EscAttachGPUs,
+						rm.EscQueryIntr, rm.EscUnmapDMA,
+						// these for a client of the own process
+						rm.EscBindContextDMA, rm.EscFreeOSEvent, rm.EscMapMemory, rm.EscUnmapMemory, rm.EscUpdateMapping:
 					default:
 						t.Errorf("%s with %d bytes and type %#x passes", rm.EscapeName(nr), size, kind)
 					}
@@ -77,15 +79,18 @@ func TestWithheld(t *testing.T) {
 var ordinary = map[string]uint32{
 	"FIONBIO": 0x5421, "TIOCGPTN": 0x80045430, "TIOCSPTLCK": 0x40045431, "TIOCGPTPEER": 0x5441, "TCGETS2": 0x802c542a, "TCSETS2": 0x402c542b,
 	"SIOCGIFMTU": 0x8921, "SIOCSIFMTU": 0x8922, "SIOCGIFHWADDR": 0x8927, "SIOCETHTOOL": 0x8946, "SIOCGIFTXQLEN": 0x8942,
-	"TUNSETIFF": 0x400454ca, "TUNGETSNDBUF": 0x800454d3, "TUNSETSNDBUF": 0x400454d4, "TUNATTACHFILTER": 0x401054d5, "TUNSETQUEUE": 0x400454d9, "TUNSETDEBUG": 0x400454c9,
+	"TUNSETIFF": 0x400454ca, "TUNGETSNDBUF": 0x800454d3, "TUNSETSNDBUF": 0x400454d4, "TUNATTACHFILTER": 0x401054d5, "TUNSETQUEUE": 0x400454d9,
+	"TUNSETDEBUG":    0x400454c9,
 	"VIDIOC_S_INPUT": 0xc0045627, "VIDIOC_G_EDID": 0xc0285628, "VIDIOC_S_EDID": 0xc0285629, "VIDIOC_S_FREQUENCY": 0x402c5639,
 	"VIDIOC_ENUM_FRAMESIZES": 0xc02c564a, "VIDIOC_ENUM_FRAMEINTERVALS": 0xc034564b, "VIDIOC_ENCODER_CMD": 0xc028564d,
 	"FBIOGET_VSCREENINFO": 0x4600, "FBIOPUT_VSCREENINFO": 0x4601, "FBIO_WAITFORVSYNC": 0x40044620,
-	"DRM_IOCTL_PRIME_HANDLE_TO_FD": 0xc00c642d, "DRM_IOCTL_MODE_RMFB": 0xc00464af, "DRM_IOCTL_XE_GEM_CREATE": 0xc0386441, "DRM_IOCTL_I915_GETPARAM": 0xc0106446,
-	"KVM_CREATE_VCPU": 0xae41, "KVM_SET_USER_MEMORY_REGION": 0x4020ae46, "KVM_GET_DIRTY_LOG": 0x4010ae42,
+	"DRM_IOCTL_PRIME_HANDLE_TO_FD": 0xc00c642d, "DRM_IOCTL_MODE_RMFB": 0xc00464af, "DRM_IOCTL_XE_GEM_CREATE": 0xc0386441,
+	"DRM_IOCTL_I915_GETPARAM": 0xc0106446,
+	"KVM_CREATE_VCPU":         0xae41, "KVM_SET_USER_MEMORY_REGION": 0x4020ae46, "KVM_GET_DIRTY_LOG": 0x4010ae42,
 	"BTRFS_IOC_QUOTA_CTL": 0xc0109428 &^ (16 << 16), "FICLONE": 0x40049409, "FS_IOC_GETFLAGS": 0x80086601, "FIBMAP": 1, "FIGETBSZ": 2,
 	"RNDADDENTROPY": 0x40085203, "PERF_EVENT_IOC_ENABLE": 0x2400, "SG_IO": 0x2285, "BLKGETSIZE64": 0x80081272, "LOOP_CTL_GET_FREE": 0x4c82,
-	"UFFDIO_API": 0xc018aa3f, "NS_GET_USERNS": 0xb701, "SNDRV_PCM_IOCTL_PREPARE": 0x4140, "SNDRV_PCM_IOCTL_START": 0x4142, "FITRIM": 0xc0185879,
+	"UFFDIO_API": 0xc018aa3f, "NS_GET_USERNS": 0xb701, "SNDRV_PCM_IOCTL_PREPARE": 0x4140,
+	"SNDRV_PCM_IOCTL_START": 0x4142, "FITRIM": 0xc0185879,
 }
 
 // TestWithheldDerived computes withheld.allow from withheld.stop; it prints the list to paste when that has changed.
@@ -135,9 +140,10 @@ func TestWithhold(t *testing.T) {
 		raw  string
 		want bool
 	}{
-		"no profile":             {`{` + pod + `,"linux":{}}`, true},
-		"null":                   {`{` + pod + `,"linux":{"seccomp":null}}`, true},
-		"default profile":        {`{` + pod + `,` + ordinary + `,"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + all + `]}}}`, true},
+		"no profile": {`{` + pod + `,"linux":{}}`, true},
+		"null":       {`{` + pod + `,"linux":{"seccomp":null}}`, true},
+		"default profile": {`{` + pod + `,` + ordinary +
+			`,"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[` + all + `]}}}`, true},
 		"kills":                  {`{` + pod + `,"linux":{"seccomp":{"defaultAction":"SCMP_ACT_KILL","syscalls":[` + all + `]}}}`, true},
 		"permits":                {`{` + pod + `,"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[` + all + `]}}}`, true},
 		"CRI-O":                  {`{"annotations":{"io.kubernetes.cri-o.ContainerType":"container"},"linux":{}}`, true},
@@ -168,7 +174,8 @@ func TestWithhold(t *testing.T) {
 				if stopped(uint32(cmd)) {
 					want = specs.ActErrno
 				}
-				if name == "kills" && want == specs.ActErrno && !slices.Equal(after.actions([6]uint64{3, cmd}), []specs.LinuxSeccompAction{specs.ActErrno}) {
+				if name == "kills" && want == specs.ActErrno &&
+					!slices.Equal(after.actions([6]uint64{3, cmd}), []specs.LinuxSeccompAction{specs.ActErrno}) {
 					t.Errorf("%#x is not refused but the default", cmd)
 				}
 				if got := after.actions([6]uint64{3, cmd}); !slices.Equal(got, []specs.LinuxSeccompAction{want}) {
@@ -180,7 +187,9 @@ func TestWithhold(t *testing.T) {
 			}
 		})
 	}
-	doc := decode(t, []byte(`{`+pod+`,"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":5,"op":"SCMP_CMP_NE"}]}]}}}`))
+	doc := decode(t,
+		[]byte(`{`+pod+
+			`,"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":5,"op":"SCMP_CMP_NE"}]}]}}}`))
 	if edited, err := Withhold(doc); edited || err == nil || !strings.Contains(err.Error(), "SCMP_CMP_NE") {
 		t.Errorf("%v, %v", edited, err)
 	}

@@ -187,7 +187,8 @@ func values(f *os.File) (v Values, err error) {
 	if p.magic != magic || p.version != version || p.gpus > MaxGPUs {
 		return v, errForeign
 	}
-	v = Values{Calls: p.Calls.Load(), FreedClients: p.FreedClients.Load(), KilledProcesses: p.KilledProcesses.Load(), CPU: p.CPU.Load(), GPUs: map[string]GPUValues{}}
+	v = Values{Calls: p.Calls.Load(), FreedClients: p.FreedClients.Load(), KilledProcesses: p.KilledProcesses.Load(), CPU: p.CPU.Load(),
+		GPUs: map[string]GPUValues{}}
 	for i := range p.GPUs[:p.gpus] {
 		g, w := &p.GPUs[i], &p.waits[i]
 		uuid, _, _ := bytes.Cut(g.uuid[:], []byte{0})

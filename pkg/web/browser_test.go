@@ -59,8 +59,10 @@ func startBrowser(t *testing.T) *browser {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-		"--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe", "--user-data-dir="+profile)
+	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+		"--disable-background-networking",
+		"--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
+		"--user-data-dir="+profile)
 	cmd.ExtraFiles = []*os.File{hears, says}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -200,7 +202,8 @@ func (b *browser) open(url string, width int, scheme string) {
 func (b *browser) resize(width int, scheme string) {
 	b.t.Helper()
 	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": false}, nil)
-	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]any{"name": "prefers-color-scheme", "value": scheme}}}, nil)
+	b.call("Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]any{"name": "prefers-color-scheme", "value": scheme}}},
+		nil)
 }
 
 // shot writes a picture of the page, for people, to the folder in CGPU_TEST_SHOTS.
@@ -221,8 +224,8 @@ func (b *browser) shot(name string) {
 	}
 }
 
-// audit looks for what keeps somebody from reading the page: text too faint, beyond the window's edge or cut; levels of headings left out; the same id twice; a curve
-// without words.
+// audit looks for what keeps somebody from reading the page: text too faint, beyond the window's edge or cut; levels of headings left out;
+// the same id twice; a curve without words.
 const audit = `((width) => {
   const faults = [];
   const rgb = (text) => text.match(/[\d.]+/g).map(Number);
@@ -257,7 +260,8 @@ const audit = `((width) => {
   return faults;
 })`
 
-// TestPage: at three widths, in light and dark, with nobody, one and 64 containers, and with hostile names, the page can be read, and the console is quiet.
+// TestPage: at three widths, in light and dark, with nobody, one and 64 containers, and with hostile names, the page can be read, and the
+// console is quiet.
 func TestPage(t *testing.T) {
 	b := startBrowser(t)
 	hostile := func(at time.Duration) snapshot.View {
@@ -340,7 +344,8 @@ func TestPageLives(t *testing.T) {
 
 	// All of the hour is in the curves, and is told.
 	b.until(`document.querySelector(".chart svg .first").getAttribute("d").startsWith("M") && document.querySelector("[data-is=since]").textContent === "60 min ago"`)
-	if got := eval[string](b, `document.querySelector("td svg").getAttribute("aria-label")`); !strings.HasPrefix(got, "GPU time in the last 60 min: average ") {
+	if got := eval[string](b, `document.querySelector("td svg").getAttribute("aria-label")`); !strings.HasPrefix(got,
+		"GPU time in the last 60 min: average ") {
 		t.Errorf("a curve is called %q", got)
 	}
 
@@ -356,12 +361,14 @@ func TestPageLives(t *testing.T) {
 		if role, _ := n.Role.Value.(string); !n.Ignored {
 			found[role]++
 			name, _ := n.Name.Value.(string)
-			if slices.Contains([]string{"searchbox", "combobox", "button", "table", "image", "link", "heading", "columnheader", "region"}, role) && name == "" {
+			if slices.Contains([]string{"searchbox", "combobox", "button", "table", "image", "link", "heading", "columnheader", "region"}, role) &&
+				name == "" {
 				t.Errorf("a %s without a name", role)
 			}
 		}
 	}
-	for role, least := range map[string]int{"main": 1, "banner": 1, "contentinfo": 1, "search": 1, "table": 2, "row": 6, "rowheader": 4, "columnheader": 12, "heading": 3, "searchbox": 1, "combobox": 1, "button": 1, "status": 2} {
+	for role, least := range map[string]int{"main": 1, "banner": 1, "contentinfo": 1, "search": 1, "table": 2, "row": 6, "rowheader": 4,
+		"columnheader": 12, "heading": 3, "searchbox": 1, "combobox": 1, "button": 1, "status": 2} {
 		if found[role] < least {
 			t.Errorf("%d of role %s, want %d: %v", found[role], role, least, found)
 		}
@@ -383,7 +390,8 @@ func TestPageLives(t *testing.T) {
 	b.call("Runtime.evaluate", map[string]any{"expression": `document.getElementById("find").focus()`}, nil)
 	b.call("Input.insertText", map[string]any{"text": "JOB-3"}, nil)
 	b.until(`document.querySelectorAll("tbody tr").length === 1`)
-	eval[any](b, `(() => { const f = document.getElementById("find"); f.value = ""; f.dispatchEvent(new Event("input")); const s = document.getElementById("sort"); s.value = "used"; s.dispatchEvent(new Event("change")); })()`)
+	eval[any](b,
+		`(() => { const f = document.getElementById("find"); f.value = ""; f.dispatchEvent(new Event("input")); const s = document.getElementById("sort"); s.value = "used"; s.dispatchEvent(new Event("change")); })()`)
 	b.until(`[...document.querySelectorAll("tbody th bdi:first-child")].map((e) => e.textContent).join() === "job-2,job-0,job-1,job-3"`)
 
 	// One more container, and one less; only these are told.

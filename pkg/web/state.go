@@ -12,8 +12,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-// state is what the page is told of a look. It is between this program and its page, and no interface. Parts of the GPU's time are per mille, amounts
-// bytes; -1 is what nobody can tell. Nonces and processes are not in it.
+// state is what the page is told of a look. It is between this program and its page, and no interface. Parts of the GPU's time are per
+// mille, amounts bytes; -1 is what nobody can tell. Nonces and processes are not in it.
 type state struct {
 	Host    string    `json:"host"`
 	Version string    `json:"version"`
@@ -83,7 +83,8 @@ func (p *Page) describe(s *state, v snapshot.View) {
 }
 
 func (p *Page) container(x snapshot.VGPU, line history.Line) vgpu {
-	out := vgpu{Line: line.Number, ID: text(x.ID), Name: text(x.Name), State: x.ShownState(), Native: x.Native, Limit: uint64(x.Limit), Used: history.Unknown,
+	out := vgpu{Line: line.Number, ID: text(x.ID), Name: text(x.Name), State: x.ShownState(), Native: x.Native, Limit: uint64(x.Limit),
+		Used:  history.Unknown,
 		Peak:  uint64(x.Peak),
 		Spill: uint64(x.Spill), Spilled: uint64(x.Spilled), Denied: x.Denied, Weight: x.Weight, Percent: x.Percent, Priority: x.Priority.String(),
 		Got: line.Now.Got, Entitled: line.Now.Entitled}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package web is the page of `cgpu web` and of cgpu-agent: the node's GPUs, who shares them, and what each got in the last hour. It looks at the node by itself, so
-// what it costs does not depend on who looks at the page, and it changes nothing.
+// Package web is the page of `cgpu web` and of cgpu-agent: the node's GPUs, who shares them, and what each got in the last hour. It looks
+// at the node by itself, so what it costs does not depend on who looks at the page, and it changes nothing.
 package web
 
 import (
@@ -72,7 +72,8 @@ func New(o Options) *Page {
 }
 
 // policy lets the page load its own script, style and icon and nothing else, and be nobody's frame.
-const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; " +
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; " +
+	"form-action 'none'; " +
 	"frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -86,8 +87,8 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ForHosts(&p.mux, p.Names).ServeHTTP(w, r)
 }
 
-// ForHosts answers requests for addresses, localhost and the hosts that are named. Another's is refused: a page of somebody else's, whose name is
-// made to lead here (DNS rebinding), could read what a browser sees.
+// ForHosts answers requests for addresses, localhost and the hosts that are named. Another's is refused: a page of somebody else's, whose
+// name is made to lead here (DNS rebinding), could read what a browser sees.
 func ForHosts(h http.Handler, names []string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !known(r.Host, names) {
@@ -211,8 +212,8 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// elsewhere: another site's page asks. It could not read the events, but take the viewers' places. Without TLS browsers send no Sec-Fetch-Site
-// but to localhost; an EventSource of another site's has its origin.
+// elsewhere: another site's page asks. It could not read the events, but take the viewers' places. Without TLS browsers send no
+// Sec-Fetch-Site but to localhost; an EventSource of another site's has its origin.
 func elsewhere(r *http.Request) bool {
 	site, origin := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Origin")
 	if site != "" {

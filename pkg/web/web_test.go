@@ -23,15 +23,18 @@ import (
 
 // evil are names that tenants would choose. fine is what must be read of them.
 var evil = []string{
-	"<img src=x onerror=alert(1)>", "</script><script>document.title='taken'</script>", "\x1b[2Ja\nb\rc\x00", "\u202egnp.exe", "שלום עולם", "模型服务器",
-	strings.Repeat("W", 256), strings.Repeat("a\u0301", 128), "&lt;b&gt; &amp;", "", "\xff\xfe", "${state.host} `x` \\u003c", "data: x\n\nevent: state\ndata: {}",
+	"<img src=x onerror=alert(1)>", "</script><script>document.title='taken'</script>", "\x1b[2Ja\nb\rc\x00", "\u202egnp.exe",
+	"שלום עולם", "模型服务器",
+	strings.Repeat("W", 256), strings.Repeat("a\u0301", 128), "&lt;b&gt; &amp;", "", "\xff\xfe", "${state.host} `x` \\u003c",
+	"data: x\n\nevent: state\ndata: {}",
 }
 
 // nodeOf makes a node whose two GPUs are shared by so many containers, at a time since it was first looked at.
 func nodeOf(n int, at time.Duration) snapshot.View {
 	v := snapshot.View{Driver: device.DriverSim, DriverVersion: "580.159.04"}
 	for i, name := range []string{"Tesla T4", "NVIDIA A10"} {
-		v.GPUs = append(v.GPUs, snapshot.GPU{Index: i, UUID: fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i), Name: name, Total: 24 * quota.GiB, Policy: "weight", MaxInst: 64})
+		v.GPUs = append(v.GPUs, snapshot.GPU{Index: i, UUID: fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i), Name: name,
+			Total: 24 * quota.GiB, Policy: "weight", MaxInst: 64})
 	}
 	for i := range n {
 		g := &v.GPUs[i%2]
@@ -39,8 +42,10 @@ func nodeOf(n int, at time.Duration) snapshot.View {
 		share, turn := 0.9/max(float64(n)/2, 1), (8+float64(i%7)*3)*60
 		got := share * (at.Seconds() - 0.6*turn/2/math.Pi*math.Cos(2*math.Pi*at.Seconds()/turn+float64(i)))
 		limit := quota.Bytes(i%5+1) * quota.GiB / 2
-		x := snapshot.VGPU{ID: fmt.Sprintf("%064x", i+1), Nonce: fmt.Sprint(i), Name: fmt.Sprintf("job-%d", i), State: snapshot.StateRunning, Answered: true,
-			Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: i%4 + 1, Priority: quota.PriorityDefault}}, Used: limit * quota.Bytes(i%11) / 10,
+		x := snapshot.VGPU{ID: fmt.Sprintf("%064x", i+1), Nonce: fmt.Sprint(i), Name: fmt.Sprintf("job-%d", i),
+			State: snapshot.StateRunning, Answered: true,
+			Slice:   quota.Slice{Limit: limit, Share: quota.Share{Weight: i%4 + 1, Priority: quota.PriorityDefault}},
+			Used:    limit * quota.Bytes(i%11) / 10,
 			Compute: &api.ComputeStatus{Exact: true, GPUTime: time.Hour + time.Duration(got*1e9), Granted: time.Duration(share * float64(at))}}
 		switch i % 9 {
 		case 3:
@@ -85,19 +90,23 @@ func get(t *testing.T, h http.Handler, path, host string, header ...string) *htt
 func TestHost(t *testing.T) {
 	p := New(Options{Names: []string{"gpu1", "gpu1.example.com", ""}})
 	for host, want := range map[string]int{
-		"127.0.0.1:9472": 200, "localhost": 200, "LOCALHOST:80": 200, "localhost.": 200, "[::1]:9472": 200, "10.1.2.3": 200, "gpu1:9472": 200, "GPU1.example.com": 200,
-		"evil.example": 421, "evil.example:9472": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "": 421, "gpu1.": 200, "gpu": 421,
+		"127.0.0.1:9472": 200, "localhost": 200, "LOCALHOST:80": 200, "localhost.": 200, "[::1]:9472": 200, "10.1.2.3": 200, "gpu1:9472": 200,
+		"GPU1.example.com": 200,
+		"evil.example":     421, "evil.example:9472": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421, "": 421,
+		"gpu1.": 200, "gpu": 421,
 	} {
 		for _, path := range []string{"/", "/page.js"} {
 			if got := get(t, p, path, host); got.Code != want {
 				t.Errorf("%q for %s: %d, want %d", host, path, got.Code, want)
-			} else if policy := got.Header().Get("Content-Security-Policy"); !strings.Contains(policy, "default-src 'none'") || !strings.Contains(policy, "frame-ancestors 'none'") || strings.Contains(policy, "unsafe") {
+			} else if policy := got.Header().Get("Content-Security-Policy"); !strings.Contains(policy, "default-src 'none'") ||
+				!strings.Contains(policy, "frame-ancestors 'none'") || strings.Contains(policy, "unsafe") {
 				t.Errorf("policy %q", policy)
 			}
 		}
 	}
 	for path, want := range map[string]int{"/page.css": 200, "/icon.svg": 200, "/web.go": 404, "/../web.go": 404, "/debug/pprof/": 404} {
-		if got := get(t, p, path, "localhost"); got.Code != want && got.Code != http.StatusTemporaryRedirect && got.Code != http.StatusMovedPermanently {
+		if got := get(t, p, path, "localhost"); got.Code != want && got.Code != http.StatusTemporaryRedirect &&
+			got.Code != http.StatusMovedPermanently {
 			t.Errorf("%s: %d, want %d", path, got.Code, want)
 		}
 	}
@@ -119,7 +128,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestHead: a request that is never answered with a line takes no place. Its viewer, who has sent another one and gone, would have it for ever.
+// TestHead: a request that is never answered with a line takes no place. Its viewer, who has sent another one and gone, would have it for
+// ever.
 func TestHead(t *testing.T) {
 	s := httptest.NewServer(New(Options{}))
 	defer s.Close()

@@ -21,8 +21,10 @@ func whole(b []byte) *Message {
 
 // What is cut out of an object is what Kubernetes' own types hold of it, and the rest is as if it were not there.
 func TestCut(t *testing.T) {
-	one := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "a", UID: "u", Labels: map[string]string{"x": strings.Repeat("y", 1<<20)}},
-		Spec: v1.PodSpec{HostNetwork: true, NodeName: "n", ServiceAccountName: "s", Containers: []v1.Container{{Name: "main", Image: "i", TTY: true}, {Name: "side"}}}}
+	one := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "a", UID: "u",
+		Labels: map[string]string{"x": strings.Repeat("y", 1<<20)}},
+		Spec: v1.PodSpec{HostNetwork: true, NodeName: "n", ServiceAccountName: "s",
+			Containers: []v1.Container{{Name: "main", Image: "i", TTY: true}, {Name: "side"}}}}
 	text, err := one.Marshal()
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +38,8 @@ func TestCut(t *testing.T) {
 	if err := cut.Unmarshal(got); err != nil {
 		t.Fatal(err)
 	}
-	want := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u"}, Spec: v1.PodSpec{HostNetwork: true, NodeName: "n", Containers: []v1.Container{{Name: "main", TTY: true}, {Name: "side"}}}}
+	want := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u"},
+		Spec: v1.PodSpec{HostNetwork: true, NodeName: "n", Containers: []v1.Container{{Name: "main", TTY: true}, {Name: "side"}}}}
 	if !reflect.DeepEqual(cut, want) {
 		t.Errorf("%+v, want\n%+v", cut, want)
 	}

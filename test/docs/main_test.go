@@ -86,7 +86,8 @@ func run(t *testing.T, env []string, path string, s step) bool {
 			break
 		}
 	}
-	t.Errorf("%s:%d: $ %s\nexit status %d, want %d\n--- shown\n%s\n--- printed\n%s", path, s.line, s.command, r.Code, s.status, strings.Join(s.want, "\n"), r.All())
+	t.Errorf("%s:%d: $ %s\nexit status %d, want %d\n--- shown\n%s\n--- printed\n%s", path, s.line, s.command, r.Code, s.status,
+		strings.Join(s.want, "\n"), r.All())
 	return false
 }
 

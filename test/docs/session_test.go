@@ -59,7 +59,8 @@ func TestShown(t *testing.T) {
 
 func TestLooks(t *testing.T) {
 	for command, want := range map[string]bool{
-		"cgpu smi": true, "cgpu smi --json | jq .": true, "sudo cgpu policy": true, "cgpu policy 0 fixed": false, "docker run x": false, "docker logs a": true,
+		"cgpu smi": true, "cgpu smi --json | jq .": true, "sudo cgpu policy": true, "cgpu policy 0 fixed": false, "docker run x": false,
+		"docker logs a": true,
 	} {
 		if got := looks(command); got != want {
 			t.Errorf("looks(%q) = %v", command, got)

@@ -34,7 +34,8 @@ func traits(pid int) (map[string]string, error) {
 	}
 	for line := range strings.Lines(has["status"]) {
 		switch name, value, _ := strings.Cut(line, ":"); name {
-		case "Name", "Umask", "TracerPid", "Uid", "Gid", "Groups", "NSpid", "NSsid", "ShdPnd", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd",
+		case "Name", "Umask", "TracerPid", "Uid", "Gid", "Groups", "NSpid", "NSsid", "ShdPnd", "SigBlk", "SigIgn", "CapInh",
+			"CapPrm", "CapEff", "CapBnd",
 			"CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters", "THP_enabled", "Cpus_allowed", "Mems_allowed":
 			has[name] = value
 		}
@@ -147,7 +148,8 @@ while :; do for name in toctou-root toctou-fd announce-race sizes-threads stale-
 `
 
 // interrupted makes calls that signals interrupt all the time. Each must have happened once.
-const interrupted = "while :; do cgpu-probe signals --seconds 2 --timer 700us --size 64KiB 2>&1 >/dev/null || echo FAILED signals; echo called; done"
+const interrupted = "while :; do cgpu-probe signals --seconds 2 --timer 700us --size 64KiB 2>&1 >/dev/null || echo FAILED signals; echo " +
+	"called; done"
 
 // TestUpgradeHostile: a hostile container may keep its own guard from being replaced. It has nothing else from trying, no call of another
 // container's is lost or made twice, the neighbour goes on, and at the end everything is given back.

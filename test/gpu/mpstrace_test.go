@@ -51,7 +51,8 @@ func TestMPSTrace(t *testing.T) {
 	write(1.5, client, 20, rm(0x2b, "-", words(0xc1d00002, 0, 0xc1d00002, 0x41, 0, 0, 0, 0), "-", "-"))
 	write(1.6, client, 20, rm(0x34, "-", words(0xc1d00002, 5, 9, 0xc1d00001, 7, 0, 0), "-", "-"))
 	write(1.7, client, 20, rm(0x2a, "-", words(0xc1d00002, 9, 0xa06c0105, 0, 0, 0, 8, 0x56), words(1, 1000), "-"))
-	write(1.8, client, 20, "uvm nr=0x1b size=64 file=/dev/nvidia-uvm fd=6 rc=0 errno=0 us=3 in=- out="+words(0, 0, 0, 0, 5, 0xc1d00001, 7, 0)+" pin=- pout=-")
+	write(1.8, client, 20, "uvm nr=0x1b size=64 file=/dev/nvidia-uvm fd=6 rc=0 errno=0 us=3 in=- out="+words(0, 0, 0, 0, 5, 0xc1d00001,
+		7, 0)+" pin=- pout=-")
 	out, err := exec.Command("python3", "rmtrace.py", folder).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

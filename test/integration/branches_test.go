@@ -49,7 +49,8 @@ func TestDriverBranches(t *testing.T) {
 			run("work", "--kernel", "1ms", "--for", "100ms")
 			run("walk", "--malformed", "--seed", branch, "--for", "500ms")
 			eventually(t, 10*time.Second, func() string {
-				if out := lab.Run(env, filepath.Join(lab.Bin, "cgpu"), "smi").All(); !strings.Contains(out, " 0 vGPUs") || !strings.Contains(out, branch+".500.0") {
+				if out := lab.Run(env, filepath.Join(lab.Bin, "cgpu"), "smi").All(); !strings.Contains(out, " 0 vGPUs") ||
+					!strings.Contains(out, branch+".500.0") {
 					return out
 				}
 				return ""

@@ -14,9 +14,9 @@ import (
 	"time"
 )
 
-// TestBusyGuard: whatever a container does that is no successful driver call, its guard uses a twentieth of a core for it, once the burst is
-// used up, with all that Go needs for it. The bound here leaves room for the short time that it is measured. Without a bill it is 0.5 and
-// more.
+// TestBusyGuard: whatever a container does that is no successful driver call, its guard uses a twentieth of a core for it, once the burst
+// is used up, with all that Go needs for it. The bound here leaves room for the short time that it is measured. Without a bill it is 0.5
+// and more.
 func TestBusyGuard(t *testing.T) {
 	const most = 0.08
 	noTrace(t)
@@ -36,7 +36,8 @@ func TestBusyGuard(t *testing.T) {
 // is 0.02 and what Go needs, 0.047 on a busy machine; without a bill 0.8.
 func TestBusyQuota(t *testing.T) {
 	noTrace(t)
-	c := container{env: sizeOf("256MiB"), opts: []string{"--cpus", "0.02"}, cmd: []string{"cgpu-probe", "hostile", "busy-files", "--busy", "2m"}}
+	c := container{env: sizeOf("256MiB"), opts: []string{"--cpus", "0.02"},
+		cmd: []string{"cgpu-probe", "hostile", "busy-files", "--busy", "2m"}}
 	const most = 0.10
 	share := guardShare(t, c, most)
 	t.Logf("%.3f of a core", share)
@@ -45,15 +46,16 @@ func TestBusyQuota(t *testing.T) {
 	}
 }
 
-// guardShare starts a container and tells what part of a core its guard uses over some seconds, once the burst is used up. Where that is more
-// than it may be, the machine was busy perhaps, and the guard uses what it had not got: again then, a few times. Without a bill it is
+// guardShare starts a container and tells what part of a core its guard uses over some seconds, once the burst is used up. Where that is
+// more than it may be, the machine was busy perhaps, and the guard uses what it had not got: again then, a few times. Without a bill it is
 // as much each time.
 func guardShare(t *testing.T, c container, most float64) float64 {
 	t.Helper()
 	id := c.start(t)
 	pid := guardOf(t, id)
 	const burst = 1500 * time.Millisecond // a second, and what is gained meanwhile
-	for begin := time.Now(); time.Since(begin) < time.Minute && (cpuTime(t, pid) < burst || !strings.Contains(guardLog(t, id), "calls wait")); {
+	for begin := time.Now(); time.Since(begin) < time.Minute &&
+		(cpuTime(t, pid) < burst || !strings.Contains(guardLog(t, id), "calls wait")); {
 		time.Sleep(50 * time.Millisecond)
 	}
 	share := 1.0

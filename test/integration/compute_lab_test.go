@@ -232,8 +232,9 @@ func sleep(d time.Duration) (late float64) {
 	return float64(waited) / float64(d)
 }
 
-// wantOf checks that containers get shares, in percent of what the GPU computes, and that it computes most of the time: with the driver's own
-// timeslices of 2.048 ms, the shortest here, the model loses 8.5 % in switches, and programs that are late for their processors some more.
+// wantOf checks that containers get shares, in percent of what the GPU computes, and that it computes most of the time: with the driver's
+// own timeslices of 2.048 ms, the shortest here, the model loses 8.5 % in switches, and programs that are late for their processors some
+// more.
 func wantOf(t *testing.T, gpu int, ids []string, want ...float64) {
 	t.Helper()
 	measuring(t, gpu, ids, func(s spent) string {

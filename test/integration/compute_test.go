@@ -73,7 +73,8 @@ func weights(t *testing.T, gpu int) {
 
 // equalWeights: neither contexts nor processes make a container's share larger, nor do long kernels.
 func equalWeights(t *testing.T, gpu int) {
-	ids := []string{busy(t, on(gpu), "--kernel", "100ms"), busy(t, on(gpu), "--groups", "8"), busy(t, on(gpu), "--processes", "8", "--kernel", "10us")}
+	ids := []string{busy(t, on(gpu), "--kernel", "100ms"), busy(t, on(gpu), "--groups", "8"),
+		busy(t, on(gpu), "--processes", "8", "--kernel", "10us")}
 	wantOf(t, gpu, ids, 33.3, 33.3, 33.3)
 }
 
@@ -219,7 +220,8 @@ func highPriority(t *testing.T, gpu int) {
 		slice := smiOf(t, others).Compute.Slice.Duration()
 		wait := s.waiting[0] / time.Duration(max(s.kernels[0], 1))
 		if slice > 200*time.Microsecond || s.percent(s.gpuTime[1]) < 70 || wait > 700*time.Microsecond {
-			return fmt.Sprintf("slice of the others %v, they have %.1f %%, each of %d kernels waits %v", slice, s.percent(s.gpuTime[1]), s.kernels[0], wait)
+			return fmt.Sprintf("slice of the others %v, they have %.1f %%, each of %d kernels waits %v", slice,
+				s.percent(s.gpuTime[1]), s.kernels[0], wait)
 		}
 		return ""
 	})
@@ -320,7 +322,8 @@ func pauseResume(t *testing.T, gpu int) {
 	// A kernel that was interrupted went on: all of the time went into kernels that are done, but for one on the way in each
 	// context.
 	after := spentBy(t, gpu, ids...)
-	if lost := after.gpuTime[0] - time.Duration(after.kernels[0])*kernel; lost < 0 || lost > 3*kernel || after.kernels[0] <= before.kernels[0] {
+	if lost := after.gpuTime[0] - time.Duration(after.kernels[0])*kernel; lost < 0 || lost > 3*kernel ||
+		after.kernels[0] <= before.kernels[0] {
 		t.Errorf("%d kernels of %v in %v; %d when it was paused", after.kernels[0], kernel, after.gpuTime[0], before.kernels[0])
 	}
 }
@@ -529,7 +532,8 @@ func TestSet(t *testing.T) {
 	if v := smiOf(t, id); v.Weight != 3 || v.Percent != 50 || v.Priority != "high" || v.Name != name+"-too" {
 		t.Errorf("cgpu smi: %+v", v)
 	}
-	wantRefused(t, container{env: append(sizeOf("256MiB"), "ALIYUN_COM_GPU_CORE_PERCENTAGE=51"), cmd: []string{"true"}}.try(t), "CORE_PERCENTAGE", "50 %")
+	wantRefused(t, container{env: append(sizeOf("256MiB"), "ALIYUN_COM_GPU_CORE_PERCENTAGE=51"), cmd: []string{"true"}}.try(t),
+		"CORE_PERCENTAGE", "50 %")
 	wantRefused(t, tryCgpu("policy", "0", "native"), "50 %")
 	cgpu(t, "policy", "0", "fixed", "--max-inst", "1")
 	wantRefused(t, container{env: sizeOf("256MiB"), cmd: []string{"true"}}.try(t), "max-inst")

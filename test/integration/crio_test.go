@@ -52,8 +52,9 @@ func (c *crio) start(t *testing.T, handler string, annotations map[string]string
 		Metadata:     &cri.PodSandboxMetadata{Name: "train", Namespace: "ml", Uid: fmt.Sprint("uid", c.made)},
 		LogDirectory: filepath.Join(c.dir, "logs"),
 		Annotations:  annotations,
-		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: filepath.Join("/", filepath.Base(c.dir)), SecurityContext: &cri.LinuxSandboxSecurityContext{
-			NamespaceOptions: &cri.NamespaceOption{Network: host, Pid: cri.NamespaceMode_CONTAINER}}},
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: filepath.Join("/", filepath.Base(c.dir)),
+			SecurityContext: &cri.LinuxSandboxSecurityContext{
+				NamespaceOptions: &cri.NamespaceOption{Network: host, Pid: cri.NamespaceMode_CONTAINER}}},
 	}
 	r, err := c.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: c.sandbox, RuntimeHandler: handler})
 	if err != nil {
@@ -91,7 +92,8 @@ func (c *crio) create(t *testing.T, env, devices []string, command ...string) (i
 		Image:    &cri.ImageSpec{Image: "localhost/" + image + ":latest"},
 		Command:  command,
 		LogPath:  fmt.Sprint(c.made, ".log"),
-		Labels: map[string]string{"io.kubernetes.pod.namespace": "ml", "io.kubernetes.pod.name": "train", "io.kubernetes.pod.uid": c.sandbox.Metadata.Uid,
+		Labels: map[string]string{"io.kubernetes.pod.namespace": "ml", "io.kubernetes.pod.name": "train",
+			"io.kubernetes.pod.uid":        c.sandbox.Metadata.Uid,
 			"io.kubernetes.container.name": fmt.Sprint("main", c.made)},
 		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
 			NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER}}},
@@ -191,7 +193,8 @@ enable_nri = false
 		t.Error(out)
 	}
 
-	daemonOf(t, filepath.Join(dir, "log"), append(a.enter[:2:2], program, "--config", filepath.Join(etc, "crio.conf"), "--config-dir", dropIns)...)
+	daemonOf(t, filepath.Join(dir, "log"), append(a.enter[:2:2], program, "--config", filepath.Join(etc, "crio.conf"),
+		"--config-dir", dropIns)...)
 	conn, err := grpc.NewClient("unix://"+dir+"/sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -241,10 +244,13 @@ enable_nri = false
 
 	// As a claim reaches a container (pkg/dra, cdiSpec).
 	gpu := gpus(t)[0]
-	share := alloc.Share{ID: "11111111-2222-3333-4444-555555555555/a", UUID: gpu.UUID, Slice: quota.Slice{Limit: fraction(t, 5, 15), Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
+	share := alloc.Share{ID: "11111111-2222-3333-4444-555555555555/a", UUID: gpu.UUID,
+		Slice: quota.Slice{Limit: fraction(t, 5, 15), Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	device := strings.ReplaceAll(share.ID, "/", ".")
-	spec, err := json.Marshal(map[string]any{"cdiVersion": "0.5.0", "kind": "gpu.cgpu.io/share", "devices": []any{map[string]any{"name": device,
-		"containerEdits": map[string]any{"hooks": []any{map[string]any{"hookName": "createRuntime", "path": filepath.Join(lab.Bin, "cgpu-hook"), "args": alloc.HookArgs(share)}}}}}})
+	spec, err := json.Marshal(map[string]any{"cdiVersion": "0.5.0", "kind": "gpu.cgpu.io/share",
+		"devices": []any{map[string]any{"name": device,
+			"containerEdits": map[string]any{"hooks": []any{map[string]any{"hookName": "createRuntime", "path": filepath.Join(lab.Bin, "cgpu-hook"),
+				"args": alloc.HookArgs(share)}}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}

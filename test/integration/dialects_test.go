@@ -47,7 +47,8 @@ func TestDialects(t *testing.T) {
 	wantRefused(t, execIn(id, "cgpu-probe", "alloc", "65MiB"), noMemory)
 	docker(t, "rm", "-f", id)
 
-	wantRefused(t, sized("CUDA_DEVICE_MEMORY_LIMIT=1g", "NVIDIA_GPU_MEMORY_LIMIT=2048").try(t), "CUDA_DEVICE_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_LIMIT", "disagrees")
+	wantRefused(t, sized("CUDA_DEVICE_MEMORY_LIMIT=1g", "NVIDIA_GPU_MEMORY_LIMIT=2048").try(t), "CUDA_DEVICE_MEMORY_LIMIT",
+		"NVIDIA_GPU_MEMORY_LIMIT", "disagrees")
 	wantRefused(t, sized("ALIYUN_COM_GPU_MEM_CONTAINER=2", "CUDA_DEVICE_MEMORY_LIMIT=1g").try(t), "ALIYUN_COM_GPU_MEM_CONTAINER", "disagrees")
 }
 

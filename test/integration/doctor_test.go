@@ -158,11 +158,13 @@ func TestDoctorBroken(t *testing.T) {
 		want(t, results, "runtime-seccomp", doctor.Skip, "", "")
 	})
 	t.Run("engine", func(t *testing.T) {
-		for text, status := range map[string]doctor.Status{"{": doctor.Fail, "{}": doctor.Skip, `{"runtimes":{"cgpu":{"path":"/nowhere/cgpu-runtime"}}}`: doctor.Fail} {
+		for text, status := range map[string]doctor.Status{"{": doctor.Fail, "{}": doctor.Skip,
+			`{"runtimes":{"cgpu":{"path":"/nowhere/cgpu-runtime"}}}`: doctor.Fail} {
 			results, _ := examine(t, cgpu, nil, "--engine", "docker="+write("daemon.json", text))
 			want(t, results, "docker", status, "", "")
 		}
-		results, _ := examine(t, cgpu, nil, "--engine", "docker="+write("daemon.json", `{"runtimes":{"new":{"path":"`+filepath.Join(lab.Bin, "cgpu-runtime")+`"}}}`))
+		results, _ := examine(t, cgpu, nil, "--engine",
+			"docker="+write("daemon.json", `{"runtimes":{"new":{"path":"`+filepath.Join(lab.Bin, "cgpu-runtime")+`"}}}`))
 		want(t, results, "docker", doctor.Warn, "does not know it", "reload") // the dockerd that runs has another file
 		results, _ = examine(t, cgpu, nil, "--engine", "docker="+write("daemon.json", "{}"))
 		want(t, results, "engines", doctor.Warn, "none", "cgpu install")
@@ -203,8 +205,9 @@ func TestDoctorBroken(t *testing.T) {
 		g := gpus(t)[1%len(gpus(t))]
 		book := ledger.Open(lab.RunDir)
 		if _, err := book.Reserve(ledger.Request{GPUs: []ledger.GPU{{UUID: g.UUID, Index: g.Index, Memory: g.Memory}},
-			Record: ledger.Record{ID: "left", Nonce: "00000000000000aa", LauncherPID: ended.ProcessState.Pid(), VGPUs: []ledger.VGPU{{UUID: g.UUID, Slice: quota.Slice{Limit: quota.MiB}}}},
-			Card:   mustTable(t).Config.Card()}); err != nil {
+			Record: ledger.Record{ID: "left", Nonce: "00000000000000aa", LauncherPID: ended.ProcessState.Pid(),
+				VGPUs: []ledger.VGPU{{UUID: g.UUID, Slice: quota.Slice{Limit: quota.MiB}}}},
+			Card: mustTable(t).Config.Card()}); err != nil {
 			t.Fatal(err)
 		}
 		tidy(t)
@@ -258,7 +261,8 @@ func TestDoctorMeasure(t *testing.T) {
 		figures int
 	}{{"measure-weights", 1}, {"measure-waiting", 1}, {"measure-pause", 2}, {"measure-switch", 2}} {
 		r := results[part.name]
-		if (r.Status != doctor.OK && r.Status != doctor.Warn) || !strings.Contains(r.Found, id[:12]) || len(r.Figures) != part.figures*(len(list)-1) {
+		if (r.Status != doctor.OK && r.Status != doctor.Warn) || !strings.Contains(r.Found, id[:12]) ||
+			len(r.Figures) != part.figures*(len(list)-1) {
 			t.Errorf("%s: %+v", part.name, r)
 		}
 		for _, f := range r.Figures {
@@ -293,8 +297,10 @@ func TestSelf(t *testing.T) {
 		code          int
 	}{
 		{"guard", "enforcement=guard", container{env: sizeOf("512MiB"), cmd: []string{"cgpu-probe", "self", "--limit", "512MiB"}}, 0},
-		{"guard, unprivileged", "enforcement=guard", container{env: sizeOf("512MiB"), opts: []string{"--user", "1000", "--cap-drop", "ALL"}, cmd: []string{"cgpu-probe-libc", "self"}}, 0},
-		{"guard, unconfined", "enforcement=guard", container{env: sizeOf("512MiB"), opts: []string{"--security-opt", "seccomp=unconfined"}, cmd: []string{"cgpu-probe", "self"}}, 0},
+		{"guard, unprivileged", "enforcement=guard",
+			container{env: sizeOf("512MiB"), opts: []string{"--user", "1000", "--cap-drop", "ALL"}, cmd: []string{"cgpu-probe-libc", "self"}}, 0},
+		{"guard, unconfined", "enforcement=guard", container{env: sizeOf("512MiB"), opts: []string{"--security-opt", "seccomp=unconfined"},
+			cmd: []string{"cgpu-probe", "self"}}, 0},
 		{"another size", "want 1024MiB", container{env: sizeOf("512MiB"), cmd: []string{"cgpu-probe", "self", "--limit", "1024MiB"}}, 1},
 		{"no quota", "is this a GPU container?", container{cmd: []string{"cgpu-probe", "self"}}, 1},
 	} {
@@ -307,7 +313,8 @@ func TestSelf(t *testing.T) {
 	if static.Code != 1 || !strings.Contains(static.All(), "has not loaded libcgpu.so") {
 		t.Errorf("preload mode, a static program: %s", static)
 	}
-	if r := (container{env: sizeOf("512MiB"), cmd: []string{"cgpu-probe-libc", "self"}}).try(t); r.Code != 0 || !strings.Contains(r.All(), "can walk around") {
+	if r := (container{env: sizeOf("512MiB"), cmd: []string{"cgpu-probe-libc", "self"}}).try(t); r.Code != 0 ||
+		!strings.Contains(r.All(), "can walk around") {
 		t.Errorf("preload mode: %s", r)
 	}
 }

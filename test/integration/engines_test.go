@@ -94,7 +94,8 @@ func TestNamespaces(t *testing.T) {
 	})
 	sizes := map[string]quota.Bytes{"default": quota.GiB, other: 2 * quota.GiB}
 	for namespace, size := range sizes {
-		args := []string{"ctr", "-n", namespace, "run", "-d", "--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--cgroup", "/" + namespace + "-" + id}
+		args := []string{"ctr", "-n", namespace, "run", "-d", "--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--cgroup",
+			"/" + namespace + "-" + id}
 		for _, e := range sizeOf(size.String()) {
 			args = append(args, "--env", e)
 		}

@@ -45,7 +45,8 @@ func kindsOf(list []event.Event) string {
 	return strings.Join(kinds, " ")
 }
 
-// livelyKinds is kindsOf with one denial at most, the first: how many lines tell of denials, and when, is a matter of how fast the machine is.
+// livelyKinds is kindsOf with one denial at most, the first: how many lines tell of denials, and when, is a matter of how fast the machine
+// is.
 func livelyKinds(list []event.Event) string {
 	denied := false
 	return kindsOf(slices.DeleteFunc(slices.Clone(list), func(e event.Event) bool {
@@ -123,8 +124,10 @@ func TestEvents(t *testing.T) {
 		if err := json.Unmarshal([]byte(run(t, "cgpu", "inspect", "lively")), &seen); err != nil {
 			t.Fatal(err)
 		}
-		if seen.Name != "lively" || seen.State != "running" || seen.Guard.InitPID == 0 || len(seen.Page.VGPUs) != 1 || seen.Page.VGPUs[0].Limit != 256*quota.MiB ||
-			seen.Page.VGPUs[0].Used < 64*quota.MiB || livelyKinds(seen.Events) != "start denied set paused resumed" || !strings.HasPrefix(seen.Log.Path, lab.RunDir) {
+		if seen.Name != "lively" || seen.State != "running" || seen.Guard.InitPID == 0 || len(seen.Page.VGPUs) != 1 ||
+			seen.Page.VGPUs[0].Limit != 256*quota.MiB ||
+			seen.Page.VGPUs[0].Used < 64*quota.MiB || livelyKinds(seen.Events) != "start denied set paused resumed" ||
+			!strings.HasPrefix(seen.Log.Path, lab.RunDir) {
 			return fmt.Sprintf("cgpu inspect: %+v", seen)
 		}
 		return ""
@@ -144,7 +147,8 @@ func TestEvents(t *testing.T) {
 		}
 		return ""
 	})
-	for args, want := range map[string]bool{"--filter state=running": true, "--filter state=paused": false, "--container lively": true, "--gpu 0": true} {
+	for args, want := range map[string]bool{"--filter state=running": true, "--filter state=paused": false,
+		"--container lively": true, "--gpu 0": true} {
 		eventually(t, 5*time.Second, func() string {
 			out := run(t, append([]string{"cgpu", "smi"}, strings.Fields(args)...)...)
 			if strings.Contains(out, id[:12]) != want {
@@ -160,7 +164,8 @@ func TestEvents(t *testing.T) {
 	eventually(t, 10*time.Second, func() string {
 		list = eventsOf(t, "--container", "lively") // Docker knows the name no more, and its events do
 		// The guard tells of the end, and the hook that the container was deleted.
-		if got := livelyKinds(list); got != "start denied set paused resumed end deleted" && got != "start denied set paused resumed deleted end" {
+		if got := livelyKinds(list); got != "start denied set paused resumed end deleted" &&
+			got != "start denied set paused resumed deleted end" {
 			return "events: " + kindsOf(list)
 		}
 		return ""

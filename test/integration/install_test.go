@@ -135,7 +135,8 @@ func testInstallDocker(t *testing.T, storage string) {
 	}
 	meminfo := func(options ...string) {
 		t.Helper()
-		args := append([]string{"docker", "run", "--rm", "--network", "none", "-e", "ALIYUN_COM_GPU_MEM_CONTAINER=6", "-e", "ALIYUN_COM_GPU_MEM_DEV=15",
+		args := append([]string{"docker", "run", "--rm", "--network", "none", "-e", "ALIYUN_COM_GPU_MEM_CONTAINER=6", "-e",
+			"ALIYUN_COM_GPU_MEM_DEV=15",
 			"-e", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}, options...)
 		r := lab.Run(env, append(args, image, "/bin/cgpu-probe", "meminfo")...)
 		if r.Code != 0 {
@@ -147,7 +148,8 @@ func testInstallDocker(t *testing.T, storage string) {
 	}
 	meminfo("--runtime=cgpu")
 
-	if out := cgpu(t, "install", "docker", "--default", "--restart", "--config", config, "--runtime-path", runtime); !strings.Contains(out, "reads it now") {
+	if out := cgpu(t, "install", "docker", "--default", "--restart", "--config", config, "--runtime-path",
+		runtime); !strings.Contains(out, "reads it now") {
 		t.Errorf("--restart: %s", out)
 	}
 	eventually(t, 10*time.Second, func() string {
@@ -222,7 +224,8 @@ func TestInstallReadOnly(t *testing.T) {
 	if err := os.WriteFile(config, []byte("{}"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	script := fmt.Sprintf(`mount --bind %[1]s %[1]s && mount -o remount,ro,bind %[1]s && exec %[2]s/cgpu install docker --config %[3]s`, dir, lab.Bin, config)
+	script := fmt.Sprintf(`mount --bind %[1]s %[1]s && mount -o remount,ro,bind %[1]s && exec %[2]s/cgpu install docker --config %[3]s`, dir,
+		lab.Bin, config)
 	wantRefused(t, lab.Run(nil, "unshare", "--mount", "sh", "-c", script), `daemon\.json.*: read-only file system: make it writable`)
 	sameFiles(t, config, "{}")
 }
@@ -271,9 +274,11 @@ func TestInstallContainerd(t *testing.T) {
 				if strings.HasPrefix(config, "imports") {
 					imports, tables = config+"\n", ""
 				}
-				before := strings.NewReplacer("/DIR", dir, "CRI", cri).Replace(head + imports + fmt.Sprintf("[grpc]\n  address = \"%s/sock\"\n", dir) + tables)
+				before := strings.NewReplacer("/DIR", dir, "CRI", cri).
+					Replace(head + imports + fmt.Sprintf("[grpc]\n  address = \"%s/sock\"\n", dir) + tables)
 				if name == "default" {
-					before = strings.NewReplacer("/run/containerd/containerd.sock", dir+"/sock", "/run/containerd", dir+"/state", "/var/lib/containerd", dir+"/root",
+					before = strings.NewReplacer("/run/containerd/containerd.sock", dir+"/sock", "/run/containerd", dir+"/state",
+						"/var/lib/containerd", dir+"/root",
 						"/etc/containerd", dir, "/opt/containerd", dir+"/opt").Replace(run(t, "containerd", "config", "default"))
 				}
 				if err := os.WriteFile(main, []byte(before), 0o644); err != nil {
@@ -320,8 +325,10 @@ func TestInstallContainerd(t *testing.T) {
 					load = append(load, "--local") // its own way of loading knows only the default snapshotter
 				}
 				for _, args := range [][]string{ctr(append(load, tar)...), ctr("run", "--rm", "--snapshotter", "native",
-					"--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--env", "ALIYUN_COM_GPU_MEM_CONTAINER=6", "--env", "ALIYUN_COM_GPU_MEM_DEV=15",
-					"--env", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "docker.io/library/"+image+":latest", fmt.Sprintf("inst%d", os.Getpid()), "/bin/cgpu-probe", "meminfo")} {
+					"--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--env", "ALIYUN_COM_GPU_MEM_CONTAINER=6", "--env",
+					"ALIYUN_COM_GPU_MEM_DEV=15",
+					"--env", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "docker.io/library/"+image+":latest", fmt.Sprintf("inst%d", os.Getpid()),
+					"/bin/cgpu-probe", "meminfo")} {
 					r := lab.Run(nil, args...)
 					if r.Code != 0 {
 						t.Fatal(r)
@@ -350,7 +357,8 @@ func TestMakeInstall(t *testing.T) {
 	dir := folder(t)
 	top := filepath.Dir(filepath.Dir(lab.Script))
 	run(t, "sh", "-c", fmt.Sprintf("umask 077; make -C %s -o build install BIN=%s DESTDIR=%s", top, lab.Bin, dir))
-	want := []string{"lib/cgpu/libcgpu.so", "lib/systemd/system/cgpu-exporter.service", "lib/systemd/system/cgpu-health.service", "lib/systemd/system/cgpu-km.service", "lib/systemd/system/cgpu-refresh.service", "lib/tmpfiles.d/cgpu.conf",
+	want := []string{"lib/cgpu/libcgpu.so", "lib/systemd/system/cgpu-exporter.service", "lib/systemd/system/cgpu-health.service",
+		"lib/systemd/system/cgpu-km.service", "lib/systemd/system/cgpu-refresh.service", "lib/tmpfiles.d/cgpu.conf",
 		"lib/udev/rules.d/71-cgpu.rules"}
 	for _, name := range []string{"cgpu", "cgpu-guard", "cgpu-hook", "cgpu-probe", "cgpu-refresh", "cgpu-runtime"} {
 		want = append(want, "bin/"+name)

@@ -48,7 +48,8 @@ func kmMounted(t *testing.T, args ...string) (dir string, cmd *exec.Cmd, said fu
 		t.Fatal("cgpu-km.service keeps all capabilities")
 	}
 	left := strings.NewReplacer("cap_", "+", " ", ",").Replace(strings.ToLower(string(m[1])))
-	cmd = exec.Command("setpriv", append([]string{"--no-new-privs", "--bounding-set", "-all," + left, filepath.Join(lab.Bin, "cgpu"), "km"}, args...)...)
+	cmd = exec.Command("setpriv", append([]string{"--no-new-privs", "--bounding-set", "-all," + left, filepath.Join(lab.Bin, "cgpu"), "km"},
+		args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -38,7 +38,8 @@ func withLibrary(t *testing.T) {
 	}
 	table := *before
 	flags := map[string]int32{"amd64": ldcache.X8664, "arm64": ldcache.AArch64}[runtime.GOARCH]
-	table.Mounts = append(slices.Clone(before.Mounts), device.Mount{Host: host, Container: "/drv/libwhose.so.5", Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}})
+	table.Mounts = append(slices.Clone(before.Mounts),
+		device.Mount{Host: host, Container: "/drv/libwhose.so.5", Options: []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}})
 	table.Links = append(slices.Clone(before.Links), device.Link{Target: "libwhose.so.5", Path: "/drv/libwhose.so.1"})
 	table.LibDirs = append(slices.Clone(before.LibDirs), "/drv")
 	table.Libraries = append(slices.Clone(before.Libraries), device.Library{Name: "libwhose.so.1", Path: "/drv/libwhose.so.5", Flags: flags})
@@ -152,9 +153,11 @@ func TestHookOfAnother(t *testing.T) {
 	delete(config, "hostname")
 	config["root"] = object{"path": "rootfs"}
 	process := config["process"].(object)
-	process["terminal"], process["args"] = false, []string{"/bin/busybox", "sh", "-c", "busybox cat /proc/driver/nvidia/params && busybox ls /etc"}
+	process["terminal"], process["args"] = false,
+		[]string{"/bin/busybox", "sh", "-c", "busybox cat /proc/driver/nvidia/params && busybox ls /etc"}
 	ids := []object{{"containerID": 0, "hostID": 100000, "size": 65536}}
-	config["linux"] = object{"uidMappings": ids, "gidMappings": ids, "namespaces": []object{{"type": "pid"}, {"type": "mount"}, {"type": "user"}}}
+	config["linux"] = object{"uidMappings": ids, "gidMappings": ids,
+		"namespaces": []object{{"type": "pid"}, {"type": "mount"}, {"type": "user"}}}
 	config["mounts"] = []object{{"destination": "/proc", "type": "bind", "source": "/proc", "options": []string{"rbind"}}}
 	config["hooks"] = object{"createContainer": []object{{
 		"path": filepath.Join(dir, "cgpu-hook"), "env": []string{"CGPU_RUN_DIR=" + filepath.Join(dir, "run")},

@@ -39,7 +39,8 @@ func TestManaged(t *testing.T) {
 // managedCounts: what is mapped counts against the limit until it is unmapped, though nobody says so to the guard.
 func managedCounts(t *testing.T, user string) {
 	noTrace(t)
-	c := guardOnly.of(container{env: sizeOf("1GiB"), opts: []string{"--user", user}, cmd: strings.Fields("cgpu-probe managed 300MiB 200MiB --hold 0 --free")})
+	c := guardOnly.of(container{env: sizeOf("1GiB"), opts: []string{"--user", user},
+		cmd: strings.Fields("cgpu-probe managed 300MiB 200MiB --hold 0 --free")})
 	id := c.ready(t)
 	wantMemory(t, seen, id, func(m vgpu) bool { return m.Managed == 500*quota.MiB && m.Used == 500*quota.MiB })
 	if got := used(t, meminfoIn(t, id)); got != 500*quota.MiB {

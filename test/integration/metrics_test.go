@@ -119,8 +119,10 @@ func TestMetrics(t *testing.T) {
 	of := func(name string) float64 { return s.of("cgpu_container_"+name, "container", "counted") }
 	eventually(t, 30*time.Second, func() string { // a guard is waited for only a moment
 		s = scrape(t, address)
-		if v := smiOf(t, id); of("memory_used_bytes") != float64(v.Used) || of("memory_limit_bytes") != float64(v.Limit) || of("denied_allocations_total") != 3 ||
-			of("guard_up") != 1 || of("trapped_calls_total") < 1 || s.of("cgpu_container_info", "container_id", id) != 1 || s.of("cgpu_container_info", "id", id[:12]) != 1 {
+		if v := smiOf(t, id); of("memory_used_bytes") != float64(v.Used) || of("memory_limit_bytes") != float64(v.Limit) ||
+			of("denied_allocations_total") != 3 ||
+			of("guard_up") != 1 || of("trapped_calls_total") < 1 || s.of("cgpu_container_info", "container_id", id) != 1 ||
+			s.of("cgpu_container_info", "id", id[:12]) != 1 {
 			return fmt.Sprintf("%v, cgpu smi %+v", s["cgpu_container_info"], v)
 		}
 		return ""
@@ -210,7 +212,8 @@ func TestPrometheus(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "--config.file", filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path", filepath.Join(dir, "data"), "--web.listen-address", own, "--log.level", "warn")
+	cmd := exec.Command(program, "--config.file", filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path", filepath.Join(dir, "data"),
+		"--web.listen-address", own, "--log.level", "warn")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -226,11 +229,13 @@ func TestPrometheus(t *testing.T) {
 	}
 	for q, value := range map[string]float64{
 		`up{job="cgpu"}`: 1,
-		`cgpu_container_memory_used_bytes{container="scraped"}`:                                   want.of("cgpu_container_memory_used_bytes", "container", "scraped"),
-		`cgpu_container_memory_used_bytes * on (id, gpu) group_left (weight) cgpu_container_info`: want.of("cgpu_container_memory_used_bytes", "container", "scraped"),
-		`scrape_samples_scraped{job="cgpu"} == bool scrape_samples_post_metric_relabeling`:        1,
-		fmt.Sprintf(`count({__name__=~"cgpu_.+"}) == bool %d`, n):                                 1,
-		`count(count by (gpu) (cgpu_gpu_memory_bytes))`:                                           float64(len(gpus(t))),
+		`cgpu_container_memory_used_bytes{container="scraped"}`: want.of("cgpu_container_memory_used_bytes",
+			"container", "scraped"),
+		`cgpu_container_memory_used_bytes * on (id, gpu) group_left (weight) cgpu_container_info`: want.of("cgpu_container_memory_used_bytes",
+			"container", "scraped"),
+		`scrape_samples_scraped{job="cgpu"} == bool scrape_samples_post_metric_relabeling`: 1,
+		fmt.Sprintf(`count({__name__=~"cgpu_.+"}) == bool %d`, n):                          1,
+		`count(count by (gpu) (cgpu_gpu_memory_bytes))`:                                    float64(len(gpus(t))),
 	} {
 		eventually(t, 30*time.Second, func() string {
 			if got, text := query(own, q); got != value {

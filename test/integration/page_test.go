@@ -42,7 +42,8 @@ func pageContent(t *testing.T) {
 					if r.Code != 0 || !strings.Contains(r.Stdout, "writable=no") {
 						return r.String()
 					}
-					if number(t, r.Stdout, "vgpu0_limit") != limit || number(t, r.Stdout, "vgpu0_used") != used || number(t, r.Stdout, "vgpu0_spill") != spill {
+					if number(t, r.Stdout, "vgpu0_limit") != limit || number(t, r.Stdout, "vgpu0_used") != used ||
+						number(t, r.Stdout, "vgpu0_spill") != spill {
 						return fmt.Sprintf("want limit %d, used %d, spill %d: %s", limit, used, spill, r)
 					}
 					return ""
@@ -143,7 +144,8 @@ func limiterInMusl(t *testing.T) {
 	}
 	program := filepath.Join(dir, "maps")
 	compile(t, "musl-gcc", "-o", program, source)
-	c := container{env: sizeOf("1GiB"), opts: []string{"-v", loader + ":" + loader + ":ro", "-v", program + ":/maps:ro"}, cmd: []string{"/maps"}}
+	c := container{env: sizeOf("1GiB"), opts: []string{"-v", loader + ":" + loader + ":ro", "-v", program + ":/maps:ro"},
+		cmd: []string{"/maps"}}
 	r := c.try(t)
 	if r.Code != 0 || r.Stderr != "" || !strings.Contains(r.Stdout, "libcgpu.so") || !strings.Contains(r.Stdout, "ld-musl") {
 		t.Errorf("want the limiter in a program of musl: %s", r)

@@ -23,7 +23,8 @@ func TestPassedToPod(t *testing.T) {
 	noTrace(t)
 	withConfig(t, `pods = "allocated"`)
 	volume := t.TempDir()
-	sender := container{env: sizeOf("256MiB"), opts: []string{"-v", volume + ":/vol"}, cmd: []string{"cgpu-probe", "send-fds", "/vol/s"}}.start(t)
+	sender := container{env: sizeOf("256MiB"), opts: []string{"-v", volume + ":/vol"},
+		cmd: []string{"cgpu-probe", "send-fds", "/vol/s"}}.start(t)
 	eventually(t, 10*time.Second, func() string { return notSaid(sender, "ready=1") })
 	for name, opts := range map[string][]string{"default": {"--seccomp"}, "unconfined": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -36,7 +37,8 @@ func TestPassedToPod(t *testing.T) {
 			id := fmt.Sprintf("passed%d-%s", os.Getpid(), name)
 			pod := func(first []string, id string, cmd ...string) node.Result {
 				args := append([]string{"ctr", "run"}, first...)
-				args = append(args, "--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--annotation", "io.kubernetes.cri.container-type=container",
+				args = append(args, "--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--annotation",
+					"io.kubernetes.cri.container-type=container",
 					"--mount", "type=bind,src="+volume+",dst=/vol,options=rbind:rw")
 				return lab.Run(nil, append(append(append(args, opts...), "docker.io/library/probe:latest", id), cmd...)...)
 			}
@@ -106,9 +108,11 @@ func passedOutside(t *testing.T, more func(sender string) []string) {
 	neighbour := container{opts: []string{"--runtime", "runc"}, cmd: []string{"sleep", "600"}}.start(t)
 	guarded := holding(t, container{env: sizeOf("512MiB")}, "200MiB")
 	before := driverUsed(t)
-	sender := container{env: sizeOf("256MiB"), opts: []string{"-v", volume + ":/vol"}, cmd: []string{"cgpu-probe", "send-fds", "/vol/s", "100MiB"}}.start(t)
+	sender := container{env: sizeOf("256MiB"), opts: []string{"-v", volume + ":/vol"},
+		cmd: []string{"cgpu-probe", "send-fds", "/vol/s", "100MiB"}}.start(t)
 	eventually(t, 10*time.Second, func() string { return notSaid(sender, "ready=1") })
-	holder := container{opts: append([]string{"--runtime", "runc", "-v", volume + ":/vol"}, more(sender)...), cmd: []string{"cgpu-probe", "recv-fds", "/vol/s", "100"}}.start(t)
+	holder := container{opts: append([]string{"--runtime", "runc", "-v", volume + ":/vol"}, more(sender)...),
+		cmd: []string{"cgpu-probe", "recv-fds", "/vol/s", "100"}}.start(t)
 	eventually(t, 10*time.Second, func() string { return notSaid(holder, "ready=1") })
 	docker(t, "rm", "-f", sender)
 	eventually(t, 10*time.Second, func() string {

@@ -39,7 +39,8 @@ func newApart(t *testing.T, dir string) apart {
 	}
 	// The image is loaded from a file, which no policy has signed. vfs works on whatever /tmp is.
 	a.write(t, "policy.json", `{"default": [{"type": "insecureAcceptAnything"}]}`)
-	a.write(t, "storage.conf", "[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers/storage\"\ngraphroot = \"/var/lib/containers/storage\"\n")
+	a.write(t, "storage.conf",
+		"[storage]\ndriver = \"vfs\"\nrunroot = \"/run/containers/storage\"\ngraphroot = \"/var/lib/containers/storage\"\n")
 	// A network needs plugins, a limit of files a capability that labs lack. conmon, and with it the runtime, gets no other environment.
 	a.write(t, "containers.conf", fmt.Sprintf(`[containers]
 netns = "none"
@@ -211,7 +212,8 @@ func TestInstallPodman(t *testing.T) {
 	a.run(t, "podman", "pod", "rm", "--force", "--time", "0", "pod")
 
 	a.run(t, cgpu, "install", "podman", "--default")
-	if got := a.run(t, "podman", "info", "--format", "{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}"); got != "cgpu "+filepath.Join(lab.Bin, "cgpu-runtime")+"\n" {
+	if got := a.run(t, "podman", "info", "--format", "{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}"); got != "cgpu "+
+		filepath.Join(lab.Bin, "cgpu-runtime")+"\n" {
 		t.Errorf("default runtime: %s", got)
 	}
 	meminfo(podmanRun("--rm", probe, "cgpu-probe", "meminfo")...)
@@ -272,7 +274,8 @@ func TestRootless(t *testing.T) {
 	run(t, "cp", filepath.Join(lab.Bin, "cgpu-runtime"), dir)
 	bundle := filepath.Join(dir, "bundle")
 	quotaBundle(t, bundle, sixOfFifteen, "true")
-	rootless := []string{"setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups", "unshare", "--user", "--map-root-user", filepath.Join(dir, "cgpu-runtime")}
+	rootless := []string{"setpriv", "--reuid", "1000", "--regid", "1000", "--clear-groups", "unshare", "--user", "--map-root-user",
+		filepath.Join(dir, "cgpu-runtime")}
 	r := lab.Run(nil, append(rootless, "--root", dir, "run", "--bundle", bundle, "rootless")...)
 	wantRefused(t, r, `needs the machine's root: start the container as root`)
 	if r := lab.Run(nil, append(rootless, "--version")...); r.Code != 0 {

@@ -257,14 +257,17 @@ func userProgram(t *testing.T, name string) string {
 // runUser: the command runs as somebody else, with nothing of root's, and is held as well.
 func runUser(t *testing.T) {
 	p := userProgram(t, "cgpu-probe")
-	out := wantRun(t, "1GiB", "--user", "1234:1235", "--", "sh", "-c", "cd /; id -u; id -G; grep -E '^(CapEff|CapPrm|NoNewPrivs)' /proc/self/status; "+p+" meminfo")
-	for _, want := range []string{"1234\n1235\n", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "\ntotal_mib=1024\n"} {
+	out := wantRun(t, "1GiB", "--user", "1234:1235", "--", "sh", "-c",
+		"cd /; id -u; id -G; grep -E '^(CapEff|CapPrm|NoNewPrivs)' /proc/self/status; "+p+" meminfo")
+	for _, want := range []string{"1234\n1235\n", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1",
+		"\ntotal_mib=1024\n"} {
 		if !strings.Contains("\n"+out, want) {
 			t.Errorf("want %q in\n%s", want, out)
 		}
 	}
 	wantRefused(t, tryRun("1GiB", "--user", "1234:1235", "--", p, "alloc", "1100MiB"), noMemory)
-	nobody := wantRun(t, "1GiB", "--user", "nobody", "--", "sh", "-c", "id -un; echo $USER $LOGNAME; ls /proc/1/root/ >/dev/null 2>&1 || echo closed")
+	nobody := wantRun(t, "1GiB", "--user", "nobody", "--", "sh", "-c",
+		"id -un; echo $USER $LOGNAME; ls /proc/1/root/ >/dev/null 2>&1 || echo closed")
 	if nobody != "nobody\nnobody nobody\nclosed\n" {
 		t.Errorf("as nobody: %s", nobody)
 	}
@@ -272,7 +275,8 @@ func runUser(t *testing.T) {
 	sudo := []string{"SUDO_UID=1234", "SUDO_GID=1235"}
 	r := lab.Run(sudo, append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("1GiB", "--", "id")...)...)
 	wantRefused(t, r, "CGPU_RUN_DIR=.*sudo")
-	r = lab.Run(append(sudo, "CGPU_RUN_DIR=", "CGPU_CONFIG="), append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("1GiB", "--user", "root", "--", "id")...)...)
+	r = lab.Run(append(sudo, "CGPU_RUN_DIR=", "CGPU_CONFIG="),
+		append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("1GiB", "--user", "root", "--", "id")...)...)
 	wantRefused(t, r, `--user "root": sudo was called by user 1234`)
 	// And root is needed.
 	cgpu := userProgram(t, "cgpu")
@@ -291,7 +295,8 @@ mount -t tmpfs none /run; mkdir /run/cgpu; mount --bind "$CGPU_RUN_DIR" /run/cgp
 mount -t tmpfs none /mnt; cp /etc/passwd /etc/group /mnt; mkdir /mnt/cgpu; cp "$CGPU_CONFIG" /mnt/cgpu/cgpu.toml; mount --move /mnt /etc
 exec env -u CGPU_RUN_DIR -u CGPU_CONFIG SUDO_UID=65534 SUDO_GID=65534 LD_LIBRARY_PATH=/nonexistent "$@"`
 	command := "id -u; id -G; echo $HOME; ls /run/cgpu; grep NoNewPrivs /proc/self/status; " + userProgram(t, "cgpu-probe") + " meminfo"
-	args := append([]string{"unshare", "-m", "sh", "-c", places, "sh", filepath.Join(lab.Bin, "cgpu")}, runArgs("1GiB", "--", "sh", "-c", command)...)
+	args := append([]string{"unshare", "-m", "sh", "-c", places, "sh", filepath.Join(lab.Bin, "cgpu")},
+		runArgs("1GiB", "--", "sh", "-c", command)...)
 	r := lab.Run(nil, args...)
 	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "65534\n65534\n/nonexistent\nlibcgpu.so\nvgpu\nNoNewPrivs:\t1\ntotal_mib=1024\n") {
 		t.Error(r)
@@ -318,7 +323,8 @@ func runRefused(t *testing.T) {
 		{[]string{"--memory", "1GiB", "--gpu", "0,0", "--", "true"}, 125, `run: --gpu "0,0": .*twice`},
 		{[]string{"--memory", "1GiB", "--spill", "100000GiB", "--gpu", "0", "--", "true"}, 125, `run: --spill "100000GiB"`},
 		{[]string{"--memory", "1GiB", "--user", "no-such-user", "--", "true"}, 125, `--user "no-such-user": no such user`},
-		{[]string{"--memory", "1GiB", "--", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "64MiB", "--", "true"}, 125, "seccomp listener already"},
+		{[]string{"--memory", "1GiB", "--", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "64MiB", "--", "true"}, 125,
+			"seccomp listener already"},
 	} {
 		r := tryCgpu(append([]string{"run"}, test.args...)...)
 		wantRefused(t, r, test.want)
@@ -377,7 +383,8 @@ func runSignals(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := lab.Run(nil, "sh", "-c", shell+"exec \"$@\"", "sh", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "1GiB", "--", "sh", "-c", show)
+		got := lab.Run(nil, "sh", "-c", shell+"exec \"$@\"", "sh", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "1GiB",
+			"--", "sh", "-c", show)
 		if got.Stdout != string(want) {
 			t.Errorf("%q: signals of the command:\n%swant\n%s", shell, got, want)
 		}
@@ -395,7 +402,8 @@ func runSignals(t *testing.T) {
 
 // runPipes: standard input, output and error, and further descriptors, are the caller's.
 func runPipes(t *testing.T) {
-	cmd := exec.Command(filepath.Join(lab.Bin, "cgpu"), runArgs("1GiB", "--", "sh", "-c", "cat; echo err >&2; echo three >&3; ls -l /proc/self/fd | grep -c -e socket -e seccomp")...)
+	cmd := exec.Command(filepath.Join(lab.Bin, "cgpu"),
+		runArgs("1GiB", "--", "sh", "-c", "cat; echo err >&2; echo three >&3; ls -l /proc/self/fd | grep -c -e socket -e seccomp")...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(strings.Repeat("x", 1<<20)+"\n"), &stdout, &stderr
 	r, w, err := os.Pipe()
@@ -409,7 +417,8 @@ func runPipes(t *testing.T) {
 	three := make([]byte, 16)
 	n, _ := r.Read(three)
 	// grep counts no line, and says so by its exit status.
-	if cmd.ProcessState.ExitCode() != 1 || stdout.Len() != 1<<20+1+2 || !strings.HasSuffix(stdout.String(), "x\n0\n") || stderr.String() != "err\n" || string(three[:n]) != "three\n" {
+	if cmd.ProcessState.ExitCode() != 1 || stdout.Len() != 1<<20+1+2 || !strings.HasSuffix(stdout.String(), "x\n0\n") ||
+		stderr.String() != "err\n" || string(three[:n]) != "three\n" {
 		t.Errorf("%v: %d bytes of output, %q, %q", err, stdout.Len(), stderr.String(), three[:n])
 	}
 }
@@ -595,7 +604,8 @@ func runHostile(t *testing.T) {
 	neighbour.holdsSize(t, 200*quota.MiB)
 	before := driverUsed(t)
 	for _, user := range []string{"1234:1235", "root"} {
-		args := append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("256MiB", "--user", user, "--", p, "hostile", "all", "--tries", "500")...)
+		args := append([]string{filepath.Join(lab.Bin, "cgpu")},
+			runArgs("256MiB", "--user", user, "--", p, "hostile", "all", "--tries", "500")...)
 		if r := lab.RunFor(5*time.Minute, nil, args...); r.Code != 0 {
 			t.Error(r)
 		}
@@ -639,7 +649,8 @@ func runSetUID(t *testing.T) {
 
 // runUmask: the caller's umask is the command's, and not that of the files that root makes for it.
 func runUmask(t *testing.T) {
-	line := "umask 0777; exec " + filepath.Join(lab.Bin, "cgpu") + " " + strings.Join(runArgs("1GiB", "--", "sh", "-c", "'umask; read x'"), " ")
+	line := "umask 0777; exec " + filepath.Join(lab.Bin, "cgpu") + " " +
+		strings.Join(runArgs("1GiB", "--", "sh", "-c", "'umask; read x'"), " ")
 	cmd := exec.Command("sh", "-c", line)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -674,7 +685,8 @@ func runUmask(t *testing.T) {
 			if err != nil {
 				return nil // gone meanwhile
 			}
-			if info, err := e.Info(); err == nil && info.Mode().Perm()&0o400 == 0 && !strings.HasPrefix(path, "/sys/fs/cgroup/") || err == nil && path == folder && info.Mode().Perm()&0o055 == 0 && strings.HasPrefix(path, "/sys/") {
+			if info, err := e.Info(); err == nil && info.Mode().Perm()&0o400 == 0 && !strings.HasPrefix(path, "/sys/fs/cgroup/") || err == nil &&
+				path == folder && info.Mode().Perm()&0o055 == 0 && strings.HasPrefix(path, "/sys/") {
 				t.Errorf("%s: mode %v", path, info.Mode())
 			}
 			return nil
@@ -692,7 +704,8 @@ func runFolder(t *testing.T) {
 	}
 	defer os.RemoveAll(shm)
 	of := func(dir, redirect string, command string) node.Result {
-		line := "cd " + dir + " && exec " + filepath.Join(lab.Bin, "cgpu") + " " + strings.Join(runArgs("1GiB", "--", "sh", "-c", "'"+command+"'"), " ") + redirect
+		line := "cd " + dir + " && exec " + filepath.Join(lab.Bin, "cgpu") + " " +
+			strings.Join(runArgs("1GiB", "--", "sh", "-c", "'"+command+"'"), " ") + redirect
 		return lab.Run(nil, "sh", "-c", line)
 	}
 	// The run's /dev is a tmpfs of 1 MiB, and its number is that of no other.
@@ -700,7 +713,9 @@ func runFolder(t *testing.T) {
 	if r := of("/dev", "", same); r.Code != 0 || r.Stdout != "/dev\n" {
 		t.Errorf("in /dev: %v", r)
 	}
-	if r := of(shm, "", `test "$(stat -c %d ..)" = "$(stat -c %d /dev/shm)" && test "$(stat -c %d ../..)" = "$(stat -c %d /dev)" && pwd`); r.Code != 0 || r.Stdout != shm+"\n" {
+	if r := of(shm, "",
+		`test "$(stat -c %d ..)" = "$(stat -c %d /dev/shm)" && test "$(stat -c %d ../..)" = "$(stat -c %d /dev)" && pwd`); r.Code != 0 ||
+		r.Stdout != shm+"\n" {
 		t.Errorf("in /dev/shm: %v", r)
 	}
 	if r := of("/tmp", "", "pwd"); r.Stdout != "/tmp\n" {
@@ -738,7 +753,8 @@ func awaitsLedger(t *testing.T, pid int, out *output) {
 }
 
 // hardship starts a command as nobody would who wants it to end soon. Hard limits stay, since root in a container cannot raise them.
-var hardship = []string{"prlimit", "--fsize=100:", "--nofile=40:", "--cpu=50:", "--core=1000:", "chrt", "-b", "0", "taskset", "-c", "0", "nice", "-n", "7"}
+var hardship = []string{"prlimit", "--fsize=100:", "--nofile=40:", "--cpu=50:", "--core=1000:", "chrt", "-b", "0", "taskset", "-c",
+	"0", "nice", "-n", "7"}
 
 // TestRunSettled: while cgpu run takes the node's locks it has nothing of its caller's that could slow it or cut its writes off, on none
 // of its threads, and neither has the guard. The command has all of it.
@@ -759,7 +775,8 @@ func TestRunSettled(t *testing.T) {
 
 	lock := holdLedger(t)
 	var out output
-	cmd := exec.Command(hardship[0], slices.Concat(hardship[1:], []string{filepath.Join(lab.Bin, "cgpu")}, runArgs("512MiB", "--", "sh", "-c", footing+"; read x"))...)
+	cmd := exec.Command(hardship[0], slices.Concat(hardship[1:], []string{filepath.Join(lab.Bin, "cgpu")},
+		runArgs("512MiB", "--", "sh", "-c", footing+"; read x"))...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), "CGPU_RUN_DIR="+lab.RunDir), &out, &out
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -79,7 +79,8 @@ func spillSizes(t *testing.T) {
 
 // spillCases: what holds for device memory holds for spilled memory, by the probe's own checks.
 func spillCases(t *testing.T) {
-	for _, args := range []string{"threads 8 100MiB", "fork 4 200MiB", "dup", "dup 400MiB", "export", "signals --seconds 2 --size 400MiB", "guess --clients 64",
+	for _, args := range []string{"threads 8 100MiB", "fork 4 200MiB", "dup", "dup 400MiB", "export",
+		"signals --seconds 2 --size 400MiB", "guess --clients 64",
 		"alloc --count 50 --free 250MiB", "hostile spill", "hostile sizes", "hostile bad-pointers", "hostile heap", "hostile huge-params"} {
 		t.Run(args, func(t *testing.T) {
 			noTrace(t)

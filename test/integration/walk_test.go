@@ -75,7 +75,8 @@ func (w *walker) books(end bool) (err error) {
 func (w *walker) run(input string, args ...string) (seed string, step int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "docker", slices.Concat([]string{"exec", "-i", w.id, "cgpu-probe", "walk", "--limit", walkLimit.String()}, args)...)
+	cmd := exec.CommandContext(ctx, "docker", slices.Concat([]string{"exec", "-i", w.id, "cgpu-probe", "walk", "--limit", walkLimit.String()},
+		args)...)
 	cmd.WaitDelay = time.Second
 	var diag strings.Builder
 	cmd.Stderr = &diag

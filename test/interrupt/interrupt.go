@@ -24,7 +24,8 @@ func Thread(every time.Duration) (stop func(), err error) {
 	const sigevThreadID = 4
 	ev := sigevent{signo: int32(syscall.SIGALRM), notify: sigevThreadID, tid: int32(unix.Gettid())}
 	var id int32
-	if _, _, e := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ev)), uintptr(unsafe.Pointer(&id))); e != 0 {
+	if _, _, e := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ev)),
+		uintptr(unsafe.Pointer(&id))); e != 0 {
 		return nil, fmt.Errorf("timer_create: %w", e)
 	}
 	ts := unix.NsecToTimespec(every.Nanoseconds())

@@ -150,7 +150,8 @@ func login(t *testing.T) session {
 	lab.must(t, "check")
 	s := session{t, strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
 	ctx := context.Background()
-	if _, err := lab.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.ns}}, metav1.CreateOptions{}); err != nil {
+	if _, err := lab.client.CoreV1().Namespaces().
+		Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.ns}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -171,7 +172,8 @@ func login(t *testing.T) session {
 // deleteAll deletes pods and claims and waits for their end.
 func (s session) deleteAll() {
 	s.Helper()
-	out, err := lab.kubectl("", "-n", s.ns, "delete", "deployments,jobs,pods,resourceclaims,resourceclaimtemplates", "--all", "--wait=true", "--timeout=120s")
+	out, err := lab.kubectl("", "-n", s.ns, "delete", "deployments,jobs,pods,resourceclaims,resourceclaimtemplates", "--all",
+		"--wait=true", "--timeout=120s")
 	if err != nil {
 		s.Errorf("%v\n%s", err, out)
 	}
@@ -339,7 +341,8 @@ func (s session) refused(pod string, words ...string) {
 func (s session) hears(pod string, words ...string) {
 	s.Helper()
 	kube.Until(s.T, waitLimit, fmt.Sprintf("pod %s is told %q", pod, words), func() error {
-		events, err := lab.client.CoreV1().Events(s.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
+		events, err := lab.client.CoreV1().Events(s.ns).
+			List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 		if err != nil {
 			return err
 		}

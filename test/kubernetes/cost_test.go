@@ -27,7 +27,8 @@ func startTimes(t *testing.T) map[string]time.Duration {
 		t.Fatal(err)
 	}
 	begun, took := map[string]time.Time{}, map[string]time.Duration{}
-	for _, m := range regexp.MustCompile(`(?m)^time="([^"]+)" level=info msg="StartContainer for \\"([0-9a-f]+)\\"( returns successfully)?"`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^time="([^"]+)" level=info msg="StartContainer for \\"([0-9a-f]+)\\"( returns successfully)?"`).
+		FindAllStringSubmatch(string(text), -1) {
 		at, err := time.Parse(time.RFC3339Nano, m[1])
 		if err != nil {
 			t.Fatal(err)
@@ -79,7 +80,8 @@ func TestCost(t *testing.T) {
 	tell := func(what string, all []time.Duration) {
 		slices.Sort(all)
 		medians[what] = all[len(all)/2]
-		t.Logf("%-28s median %v, least %v, of %d", what+":", all[len(all)/2].Round(100*time.Microsecond), all[0].Round(100*time.Microsecond), len(all))
+		t.Logf("%-28s median %v, least %v, of %d", what+":", all[len(all)/2].Round(100*time.Microsecond),
+			all[0].Round(100*time.Microsecond), len(all))
 	}
 	for _, kind := range kinds {
 		var all []time.Duration
@@ -134,7 +136,8 @@ func prepareTimes(t *testing.T) []string {
 		t.Fatal(err)
 	}
 	value := func(name, method string) float64 {
-		m := regexp.MustCompile(`(?m)^dra_grpc_operations_duration_seconds_` + name + `\{[^}]*` + method + `"[^}]*\} (\S+)$`).FindStringSubmatch(metrics)
+		m := regexp.MustCompile(`(?m)^dra_grpc_operations_duration_seconds_` + name + `\{[^}]*` + method + `"[^}]*\} (\S+)$`).
+			FindStringSubmatch(metrics)
 		if m == nil {
 			return 0
 		}
@@ -151,7 +154,8 @@ func prepareTimes(t *testing.T) []string {
 			t.Errorf("the kubelet has no time of %s", method)
 			continue
 		}
-		lines = append(lines, fmt.Sprintf("%s: %.1f ms on average of %.0f calls, %.0f of them above 100 ms", method, 1000*sum/count, count, count-value("bucket", method+`"[^}]*le="0.1`)))
+		lines = append(lines, fmt.Sprintf("%s: %.1f ms on average of %.0f calls, %.0f of them above 100 ms", method, 1000*sum/count, count,
+			count-value("bucket", method+`"[^}]*le="0.1`)))
 	}
 	return lines
 }

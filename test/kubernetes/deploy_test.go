@@ -17,7 +17,8 @@ import (
 
 // deploy installs cgpu from deploy/ and waits until the node's agent is ready.
 func (c *cluster) deploy() error {
-	if _, err := c.kubectl("", "label", "node", nodeName, "node-restriction.kubernetes.io/cgpu=true", "gpushare=true", "--overwrite"); err != nil {
+	if _, err := c.kubectl("", "label", "node", nodeName, "node-restriction.kubernetes.io/cgpu=true", "gpushare=true",
+		"--overwrite"); err != nil {
 		return err
 	}
 	if err := c.applyOverlay(overlay()); err != nil {

@@ -30,20 +30,23 @@ func minor(t *testing.T) (n int) {
 	return n
 }
 
-// With an extended resource's name on the class (deploy/components/extended-resource) limits are a whole GPU, without a claim of the author's.
+// With an extended resource's name on the class (deploy/components/extended-resource) limits are a whole GPU, without a claim of the
+// author's.
 func TestExtendedResource(t *testing.T) {
 	if minor(t) < 36 {
 		testenv.Skip(t, "Kubernetes before 1.36, which has extended resources of claims off")
 	}
 	s := login(t)
 	named := func(name string) {
-		if _, err := lab.kubectl("", "patch", "deviceclass", "gpu.cgpu.io", "--type=merge", "-p", `{"spec":{"extendedResourceName":`+name+`}}`); err != nil {
+		if _, err := lab.kubectl("", "patch", "deviceclass", "gpu.cgpu.io", "--type=merge", "-p",
+			`{"spec":{"extendedResourceName":`+name+`}}`); err != nil {
 			t.Fatal(err)
 		}
 	}
 	named(`"cgpu.io/gpu"`)
 	t.Cleanup(func() { s.deleteAll(); named("null") })
-	s.apply(pod("a", `containers: [{name: c, image: "localhost/probe:cgpu", command: [sleep, "1000"], resources: {limits: {cgpu.io/gpu: 1}}}]`))
+	s.apply(pod("a",
+		`containers: [{name: c, image: "localhost/probe:cgpu", command: [sleep, "1000"], resources: {limits: {cgpu.io/gpu: 1}}}]`))
 	s.reaches("a", corev1.PodRunning)
 	if r := s.holds("a")["c"]; len(r.Native) != 1 || len(r.VGPUs) != 0 {
 		t.Errorf("the container has %+v, want one GPU whole", r)
@@ -71,7 +74,8 @@ spec: {hard: {vgpu.cgpu.io.deviceclass.resource.k8s.io/devices: "1", requests.al
 	s.apply(claim("a", "2Gi", ""), pod("a", withClaim("a", "sleep 1000")), pod("units", withMemory(3, "sleep 1000")))
 	s.reaches("a", corev1.PodRunning)
 	s.reaches("units", corev1.PodRunning)
-	for what, manifest := range map[string]string{"a second claim": claim("b", "2Gi", ""), "5 units": pod("more", withMemory(2, "sleep 1000"))} {
+	for what, manifest := range map[string]string{"a second claim": claim("b", "2Gi", ""),
+		"5 units": pod("more", withMemory(2, "sleep 1000"))} {
 		if err := s.tryApply(manifest); err == nil || !strings.Contains(err.Error(), "exceeded quota: gpus") {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -36,14 +36,16 @@ func TestMemoryByDevicePlugin(t *testing.T) {
 	}
 	// gpushare's own programs read these.
 	annotations := s.get("a").Annotations
-	for name, want := range map[string]string{"ALIYUN_COM_GPU_MEM_POD": "6", "ALIYUN_COM_GPU_MEM_DEV": "15", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"} {
+	for name, want := range map[string]string{"ALIYUN_COM_GPU_MEM_POD": "6", "ALIYUN_COM_GPU_MEM_DEV": "15",
+		"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"} {
 		if annotations[name] != want {
 			t.Errorf("annotation %s=%q, want %s", name, annotations[name], want)
 		}
 	}
 }
 
-// CRI-O hands all annotations of a pod to the runtime, so what the device plugin allocated could be the author's word: the node offers none.
+// CRI-O hands all annotations of a pod to the runtime, so what the device plugin allocated could be the author's word: the node offers
+// none.
 func TestDevicePluginBelowCRIO(t *testing.T) {
 	if !crio() {
 		testenv.Skip(t, "below containerd, for CRI-O; CI runs it by test/kubernetes/crio.sh")
@@ -72,7 +74,8 @@ func TestDevicePluginBelowCRIO(t *testing.T) {
 func TestPercentageByDevicePlugin(t *testing.T) {
 	needsDevicePlugin(t)
 	s := login(t)
-	s.apply(pod("a", strings.Replace(withMemory(3, "sleep 1000"), "aliyun.com/gpu-mem: 3", "aliyun.com/gpu-mem: 3, aliyun.com/gpu-core.percentage: 30", 1)))
+	s.apply(pod("a", strings.Replace(withMemory(3, "sleep 1000"), "aliyun.com/gpu-mem: 3",
+		"aliyun.com/gpu-mem: 3, aliyun.com/gpu-core.percentage: 30", 1)))
 	s.reaches("a", corev1.PodRunning)
 	if v := s.holds("a")["c"].VGPUs; len(v) != 1 || v[0].Percent != 30 || v[0].Limit != 3*quota.GiB {
 		t.Errorf("the container has %+v, want 3 GiB and 30 %%", v)

@@ -119,7 +119,8 @@ func TestGPUShareExtender(t *testing.T) {
 		t.Fatal(err)
 	}
 	kube.Until(t, waitLimit, "all four GPUs are the device plugin's", func() error {
-		out, err := lab.kubectl("", "get", "node", nodeName, "-o", `jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.aliyun\.com/gpu-count}`)
+		out, err := lab.kubectl("", "get", "node", nodeName, "-o",
+			`jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.aliyun\.com/gpu-count}`)
 		if err != nil || out != "60 4" {
 			return errorOf(err, "gpu-mem and gpu-count are %s", out)
 		}

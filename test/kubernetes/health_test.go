@@ -108,7 +108,8 @@ func (s session) told(pod, reason, text string) {
 			return err
 		}
 		for _, e := range list.Items {
-			if e.InvolvedObject.Name == pod && e.InvolvedObject.FieldPath == "spec.containers{c}" && e.Reason == reason && strings.Contains(e.Message, text) {
+			if e.InvolvedObject.Name == pod && e.InvolvedObject.FieldPath == "spec.containers{c}" && e.Reason == reason &&
+				strings.Contains(e.Message, text) {
 				return nil
 			}
 		}

@@ -28,8 +28,8 @@ handler: other
 // installerDir is where the test's installer puts the programs: a folder of which the node has a copy of its own.
 const installerDir = "/var/lib/cni/cgpu"
 
-// TestInstaller: the DaemonSet cgpu-installer puts cgpu onto the node a second time, as another runtime, waits for containerd's restart, labels the
-// node; a pod runs by what it put there; and the uninstaller waits for that pod, and takes back all of it.
+// TestInstaller: the DaemonSet cgpu-installer puts cgpu onto the node a second time, as another runtime, waits for containerd's restart,
+// labels the node; a pod runs by what it put there; and the uninstaller waits for that pod, and takes back all of it.
 func TestInstaller(t *testing.T) {
 	if crio() {
 		testenv.Skip(t, "below CRI-O: its file for CRI-O would be one that CRI-O reads beside the suite's")

@@ -54,7 +54,8 @@ spec:
 
 // configured is the opaque configuration of a claim's requests.
 func configured(parameters string) string {
-	return fmt.Sprintf("config: [{opaque: {driver: gpu.cgpu.io, parameters: {apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig, %s}}}]", parameters)
+	return fmt.Sprintf("config: [{opaque: {driver: gpu.cgpu.io, parameters: {apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig, %s}}}]",
+		parameters)
 }
 
 // withClaim is the spec of a pod of one container with one claim.

@@ -71,8 +71,8 @@ func (s session) restarts() string {
 }
 
 // The kubelet or the engine restarts below running pods: they do not notice, and new ones come. What is waited for after the kubelet's
-// start is Kubernetes': it writes the units into the node's status after 10 seconds (nodeStatusUpdateFrequency), and deletes the slices at once. The
-// driver publishes them again within 5 seconds, or 10 seconds after it last did.
+// start is Kubernetes': it writes the units into the node's status after 10 seconds (nodeStatusUpdateFrequency), and deletes the slices at
+// once. The driver publishes them again within 5 seconds, or 10 seconds after it last did.
 func TestRestarts(t *testing.T) {
 	for _, component := range []string{"kubelet", cmp.Or(os.Getenv("CGPU_TEST_CRI"), "containerd")} {
 		t.Run(component, func(t *testing.T) {
@@ -191,7 +191,8 @@ func (s session) replicasHave(n int) {
 // The node's power fails: nothing of /run is left. Pods with claims are started again with their shares, others are replaced.
 func TestNodeReboots(t *testing.T) {
 	s := login(t)
-	s.apply(claim("claim", "6Gi", ""), strings.Replace(pod("claim", withClaim("claim", "sleep 10000")), "restartPolicy: Never", "restartPolicy: Always", 1))
+	s.apply(claim("claim", "6Gi", ""), strings.Replace(pod("claim", withClaim("claim", "sleep 10000")), "restartPolicy: Never",
+		"restartPolicy: Always", 1))
 	units := 2
 	if crio() {
 		units = 0

@@ -26,8 +26,8 @@ func sockets() (list []string) {
 	return list
 }
 
-// The DaemonSet is updated as deploy/overlays/dra has it: the next agent is there before the last one goes, so that there always is one, and
-// claims are prepared all the while. What a killed agent left in the kubelet's folders, the next one removes.
+// The DaemonSet is updated as deploy/overlays/dra has it: the next agent is there before the last one goes, so that there always is one,
+// and claims are prepared all the while. What a killed agent left in the kubelet's folders, the next one removes.
 func TestRollout(t *testing.T) {
 	s := login(t)
 	time.Sleep(6 * time.Second) // a socket that was made just now stays

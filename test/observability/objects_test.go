@@ -30,7 +30,8 @@ func TestObjects(t *testing.T) {
 // checkRelabelings: instance is the node, and the agent's own pod is not taken for the one that has a GPU.
 func checkRelabelings(t *testing.T, list []monitoring.RelabelConfig) {
 	t.Helper()
-	if len(list) != 2 || list[0].TargetLabel != "instance" || !slices.Equal(list[0].SourceLabels, []monitoring.LabelName{"__meta_kubernetes_pod_node_name"}) ||
+	if len(list) != 2 || list[0].TargetLabel != "instance" ||
+		!slices.Equal(list[0].SourceLabels, []monitoring.LabelName{"__meta_kubernetes_pod_node_name"}) ||
 		list[1].Action != "labeldrop" || list[1].Regex != "namespace|pod|container|service|endpoint" {
 		t.Errorf("%+v", list)
 	}

@@ -112,7 +112,8 @@ func TestQueries(t *testing.T) {
 	read(t, folder+"prometheus-adapter.yaml", &adapter)
 	for _, r := range adapter.Rules.Custom {
 		name, _, _ := strings.Cut(r.SeriesQuery, "{")
-		q := strings.NewReplacer("<<.Series>>", name, "<<.LabelMatchers>>", `namespace="a",pod="b"`, "<<.GroupBy>>", "pod").Replace(r.MetricsQuery)
+		q := strings.NewReplacer("<<.Series>>", name, "<<.LabelMatchers>>", `namespace="a",pod="b"`, "<<.GroupBy>>", "pod").
+			Replace(r.MetricsQuery)
 		checkQuery(t, "prometheus-adapter.yaml", q, known)
 		checkQuery(t, "prometheus-adapter.yaml", r.SeriesQuery, known)
 	}

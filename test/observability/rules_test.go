@@ -31,7 +31,8 @@ func TestRules(t *testing.T) {
 			}
 			names[r.Alert] = true
 			a := r.Annotations
-			if r.For == 0 || !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) || a["summary"] == "" || a["description"] == "" {
+			if r.For == 0 || !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) || a["summary"] == "" ||
+				a["description"] == "" {
 				t.Errorf("%s: for %v, labels %v, annotations %v", r.Alert, r.For, r.Labels, a)
 			}
 			if a["runbook_url"] != link+strings.ToLower(r.Alert) || !strings.Contains(string(page), "\n### "+r.Alert+"\n") {

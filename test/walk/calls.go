@@ -219,7 +219,8 @@ var calls = map[string]func(*refer) call{
 		client, fd := r.client(0)
 		n := r.op.n(0)
 		out := words(rm.FreeSize, rm.FreeRoot, client, rm.FreeObject, client)
-		return call{fd: fd, cmd: escape(rm.EscFree, rm.FreeSize), outer: out, status: rm.FreeStatus, done: func([]byte, [][]byte) { delete(r.w.clients, n) }}
+		return call{fd: fd, cmd: escape(rm.EscFree, rm.FreeSize), outer: out, status: rm.FreeStatus,
+			done: func([]byte, [][]byte) { delete(r.w.clients, n) }}
 	},
 	// export CLIENT OBJECT PARENT FILE
 	"export": func(r *refer) call {
@@ -250,12 +251,14 @@ var calls = map[string]func(*refer) call{
 	},
 	// register FILE WHOSE: lends a file the identity of another
 	"register": func(r *refer) call {
-		return call{fd: r.file(0), cmd: escape(rm.EscRegisterFD, rm.RegisterFDSize), outer: words(rm.RegisterFDSize, 0, uint32(r.file(1))), status: -1}
+		return call{fd: r.file(0), cmd: escape(rm.EscRegisterFD, rm.RegisterFDSize),
+			outer: words(rm.RegisterFDSize, 0, uint32(r.file(1))), status: -1}
 	},
 	// cards CLIENT
 	"cards": func(r *refer) call {
 		_, fd := r.client(0)
-		return call{fd: fd, cmd: escape(rm.EscCardInfo, rm.CardInfoSize*rm.GPUIDListLen), outer: make([]byte, rm.CardInfoSize*rm.GPUIDListLen), status: -1,
+		return call{fd: fd, cmd: escape(rm.EscCardInfo, rm.CardInfoSize*rm.GPUIDListLen),
+			outer: make([]byte, rm.CardInfoSize*rm.GPUIDListLen), status: -1,
 			done: func(out []byte, _ [][]byte) {
 				for i := range rm.GPUIDListLen {
 					if e := out[i*rm.CardInfoSize:]; e[rm.CardInfoValid] != 0 && r.w.gpuID == 0 {
@@ -291,7 +294,8 @@ var calls = map[string]func(*refer) call{
 		out := words(mapDMASize, 0, client, 4, r.parent(2), 8, r.object(0, 3), 12, r.object(0, 1))
 		rm.PutU64(out, 24, r.op.size(4))
 		key := [3]int{r.op.n(0), r.op.n(3), r.op.n(1)}
-		return call{fd: fd, cmd: escape(escMapDMA, mapDMASize), outer: out, status: 56, done: func(out []byte, _ [][]byte) { r.w.dma[key] = rm.U64(out, 48) }}
+		return call{fd: fd, cmd: escape(escMapDMA, mapDMASize), outer: out, status: 56,
+			done: func(out []byte, _ [][]byte) { r.w.dma[key] = rm.U64(out, 48) }}
 	},
 	// unmapdma CLIENT MEMORY PARENT VIRTUAL
 	"unmapdma": func(r *refer) call {

@@ -127,7 +127,8 @@ func (g *generator) add(p *gproc, do string, args ...any) {
 
 // wrong makes up how a call is made wrong.
 func (g *generator) wrong() []string {
-	values := []string{"0", "1", "2", "3", "8", "0x40", "0x7fffffff", "0x80000000", "0xffffffff", "0x10000", "0x200000", "0xc1d00000", "0xcaf00000"}
+	values := []string{"0", "1", "2", "3", "8", "0x40", "0x7fffffff", "0x80000000", "0xffffffff", "0x10000", "0x200000",
+		"0xc1d00000", "0xcaf00000"}
 	value := func() string {
 		switch n := g.r.IntN(4); {
 		case n == 0 && len(g.clients) > 0:

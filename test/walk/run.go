@@ -79,7 +79,8 @@ func Run(ops []Op, o Options) (Stats, error) {
 	if o.Patience == 0 {
 		o.Patience = time.Minute
 	}
-	w := &walk{o: o, procs: map[int]*process{}, kinds: map[int]string{}, clients: map[int]*client{}, objects: map[[2]int]bool{}, dma: map[[3]int]uint64{}}
+	w := &walk{o: o, procs: map[int]*process{}, kinds: map[int]string{}, clients: map[int]*client{}, objects: map[[2]int]bool{},
+		dma: map[[3]int]uint64{}}
 	// Processes that a process of ours started become ours when that ends.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return w.stats, fmt.Errorf("walk: %w", err)

@@ -23,7 +23,8 @@ func TestDecode(t *testing.T) {
 	for text, want := range map[string]*VGPUConfig{
 		`{` + head + `}`: {TypeMeta: meta},
 		`{` + head + `, "weight": 64, "priority": "high", "percent": 100, "spill": "1Gi", "containers": 64}`: {TypeMeta: meta,
-			Weight: ptr[int64](64), Priority: ptr("high"), Percent: ptr[int64](100), Spill: ptr(resource.MustParse("1Gi")), Containers: ptr[int64](64)},
+			Weight: ptr[int64](64), Priority: ptr("high"), Percent: ptr[int64](100), Spill: ptr(resource.MustParse("1Gi")),
+			Containers: ptr[int64](64)},
 		`{` + head + `, "spill": 0}`:            {TypeMeta: meta, Spill: ptr(resource.MustParse("0"))},
 		`{` + head + `, "spill": 1048576}`:      {TypeMeta: meta, Spill: ptr(resource.MustParse("1Mi"))},
 		`{` + head + `, "weight": null}`:        {TypeMeta: meta},
@@ -77,7 +78,8 @@ func TestOverrideAndDefault(t *testing.T) {
 	got := new(VGPUConfig)
 	got.Override(class)
 	got.Override(claim)
-	want := &VGPUConfig{Weight: ptr[int64](8), Priority: ptr("best-effort"), Spill: ptr(resource.MustParse("0")), Percent: ptr[int64](30), Containers: ptr[int64](2)}
+	want := &VGPUConfig{Weight: ptr[int64](8), Priority: ptr("best-effort"), Spill: ptr(resource.MustParse("0")), Percent: ptr[int64](30),
+		Containers: ptr[int64](2)}
 	if d := cmp.Diff(want, got, sameQuantity); d != "" {
 		t.Error(d)
 	}

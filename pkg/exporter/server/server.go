@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server is what `cgpu exporter` and `cgpu web` answer by: it bounds who may ask and what that costs. cgpu-agent has a server of its own, and must not
-// link this one: exporter-toolkit brings text/template, with which the linker keeps all of Kubernetes' types.
+// Package server is what `cgpu exporter` and `cgpu web` answer by: it bounds who may ask and what that costs. cgpu-agent has a server of
+// its own, and must not link this one: exporter-toolkit brings text/template, with which the linker keeps all of Kubernetes' types.
 package server
 
 import (
@@ -42,8 +42,8 @@ type Options struct {
 }
 
 const (
-	// maxScrapes at a time are answered, others with 503; maxConnections are held, of which each may have maxStreams requests with HTTP/2: an answer that
-	// nobody reads waits in memory.
+	// maxScrapes at a time are answered, others with 503; maxConnections are held, of which each may have maxStreams requests with HTTP/2: an
+	// answer that nobody reads waits in memory.
 	maxScrapes     = 4
 	maxConnections = 32
 	maxStreams     = 4
@@ -63,7 +63,8 @@ func (o Options) Check() error {
 	} else if host, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return fmt.Errorf("--listen %q: want HOST:PORT, or unix: and a path", o.Listen)
 	} else if !local(host) && o.TokenFile == "" && !o.Insecure && !asksWho(o.WebConfig) {
-		return fmt.Errorf("--listen %q: others reach it, and it tells names of containers and what they use: want --token-file, --web-config with users or clients' certificates, or --insecure", o.Listen)
+		return fmt.Errorf("--listen %q: others reach it, and it tells names of containers and what they use: want --token-file, --web-config "+
+			"with users or clients' certificates, or --insecure", o.Listen)
 	}
 	if o.WebConfig != "" {
 		if err := web.Validate(o.WebConfig); err != nil {
@@ -114,8 +115,10 @@ func Serve(ctx context.Context, h http.Handler, o Options, ready func(net.Addr))
 	if ready != nil {
 		ready(l.Addr())
 	}
-	s := &http.Server{Handler: http.MaxBytesHandler(o.authorized(h), maxBody), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 10 * time.Second,
-		MaxHeaderBytes: 8 << 10, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)} // whoever reaches the port may make errors
+	s := &http.Server{Handler: http.MaxBytesHandler(o.authorized(h), maxBody), ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 10 * time.Second,
+		// whoever reaches the port may make errors
+		MaxHeaderBytes: 8 << 10, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
@@ -151,7 +154,9 @@ func listen(address string) (net.Listener, error) {
 // Metrics answers at /metrics, and at /healthz.
 func Metrics(g prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(g,
+		promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, ErrorHandling: promhttp.ContinueOnError,
+			DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
 	return mux
 }

@@ -116,7 +116,8 @@ func TestAnonymous(t *testing.T) {
 		o    Options
 		want bool
 	}{
-		{Options{Listen: "127.0.0.1:0"}, true}, {Options{Listen: "localhost:9471"}, true}, {Options{Listen: "127.0.0.1:0", TokenFile: "t"}, false},
+		{Options{Listen: "127.0.0.1:0"}, true}, {Options{Listen: "localhost:9471"}, true},
+		{Options{Listen: "127.0.0.1:0", TokenFile: "t"}, false},
 		{Options{Listen: "unix:/run/x"}, false}, {Options{Listen: ":9471", Insecure: true}, false},
 	} {
 		if got := x.o.Anonymous(); got != x.want {
@@ -131,8 +132,11 @@ func TestToken(t *testing.T) {
 	must(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
 	url := "http://" + serve(t, Options{Listen: "127.0.0.1:0", TokenFile: file}, nothing).String()
 	ask := func(header ...string) int { return status(t, http.DefaultClient, url+"/metrics", header...) }
-	if got := []int{ask(), ask("Authorization", "Bearer "), ask("Authorization", "Bearer 0123456789abcdeF"), ask("Authorization", "0123456789abcdef"),
-		ask("Authorization", "Bearer 0123456789abcdef"), ask("Authorization", basic("x", "0123456789abcdef")), ask("Authorization", basic("0123456789abcdef", "")), status(t, http.DefaultClient, url+"/healthz")}; !equal(got, 401, 401, 401, 401, 200, 200, 401, 401) {
+	if got := []int{ask(), ask("Authorization", "Bearer "), ask("Authorization", "Bearer 0123456789abcdeF"),
+		ask("Authorization", "0123456789abcdef"),
+		ask("Authorization", "Bearer 0123456789abcdef"), ask("Authorization", basic("x", "0123456789abcdef")),
+		ask("Authorization", basic("0123456789abcdef", "")), status(t, http.DefaultClient, url+"/healthz")}; !equal(got, 401, 401, 401,
+		401, 200, 200, 401, 401) {
 		t.Errorf("%v", got)
 	}
 	must(t, os.WriteFile(file, []byte("fedcba9876543210\n"), 0o600))
@@ -163,7 +167,8 @@ func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	must(t, err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
@@ -279,7 +284,8 @@ func TestSocket(t *testing.T) {
 	if info.Mode().Perm() != 0o600 {
 		t.Error(info.Mode())
 	}
-	if err := Serve(context.Background(), Metrics(gatherer(nothing)), Options{Listen: "unix:" + path, Log: slog.New(slog.DiscardHandler)}, nil); err == nil || !strings.Contains(err.Error(), "listens there") {
+	if err := Serve(context.Background(), Metrics(gatherer(nothing)), Options{Listen: "unix:" + path, Log: slog.New(slog.DiscardHandler)},
+		nil); err == nil || !strings.Contains(err.Error(), "listens there") {
 		t.Error(err)
 	}
 }

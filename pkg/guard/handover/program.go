@@ -319,7 +319,8 @@ func (t *Takeover) Back(reason error) error {
 	return errors.Join(reason, execute(t.former, args, fds))
 }
 
-// Within calls f, and gives the process back if that takes longer than d. Where there is nobody to give it to, f has the time that it takes.
+// Within calls f, and gives the process back if that takes longer than d. Where there is nobody to give it to, f has the time that it
+// takes.
 func (t *Takeover) Within(d time.Duration, f func() error) error {
 	over := make(chan struct{})
 	late := time.AfterFunc(d, func() {

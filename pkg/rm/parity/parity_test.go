@@ -13,7 +13,8 @@ import (
 )
 
 // The drivers that gVisor knows, one per branch.
-var drivers = []string{"535.104.05", "535.288.01", "545.23.06", "550.163.01", "555.42.02", "560.35.03", "565.57.01", "570.195.03", "575.57.08", "580.159.04", "590.48.01", "595.45.04"}
+var drivers = []string{"535.104.05", "535.288.01", "545.23.06", "550.163.01", "555.42.02", "560.35.03", "565.57.01", "570.195.03",
+	"575.57.08", "580.159.04", "590.48.01", "595.45.04"}
 
 // sized is a structure that holds from a branch on.
 type sized struct {
@@ -43,7 +44,8 @@ func want(t *testing.T, list []sized, driver string) int {
 }
 
 var (
-	memory  = []sized{{"", unsafe.Sizeof(nvgpu.NV_MEMORY_ALLOCATION_PARAMS{})}, {"545.0", unsafe.Sizeof(nvgpu.NV_MEMORY_ALLOCATION_PARAMS_V545{})}}
+	memory = []sized{{"", unsafe.Sizeof(nvgpu.NV_MEMORY_ALLOCATION_PARAMS{})},
+		{"545.0", unsafe.Sizeof(nvgpu.NV_MEMORY_ALLOCATION_PARAMS_V545{})}}
 	channel = []sized{{"", unsafe.Sizeof(nvgpu.NV_CHANNEL_ALLOC_PARAMS{})}, {"570.0", unsafe.Sizeof(nvgpu.NV_CHANNEL_ALLOC_PARAMS_V570{})}}
 	// Classes that are younger than a change of their structure.
 	channel570 = channel[1:]
@@ -51,10 +53,11 @@ var (
 	bsp        = []sized{{"", unsafe.Sizeof(nvgpu.NV_BSP_ALLOCATION_PARAMETERS{})}}
 	msenc      = []sized{{"", unsafe.Sizeof(nvgpu.NV_MSENC_ALLOCATION_PARAMETERS{})}}
 	nvjpg      = []sized{{"", unsafe.Sizeof(nvgpu.NV_NVJPG_ALLOCATION_PARAMETERS{})}}
-	ofa        = []sized{{"", unsafe.Sizeof(nvgpu.NV_OFA_ALLOCATION_PARAMETERS{})}, {"545.0", unsafe.Sizeof(nvgpu.NV_OFA_ALLOCATION_PARAMETERS_V545{})}}
-	copying    = []sized{{"", unsafe.Sizeof(nvgpu.NVB0B5_ALLOCATION_PARAMETERS{})}}
-	user       = []sized{{"", unsafe.Sizeof(nvgpu.NV_HOPPER_USERMODE_A_PARAMS{})}}
-	handle     = []sized{{"", unsafe.Sizeof(nvgpu.Handle{})}}
+	ofa        = []sized{{"", unsafe.Sizeof(nvgpu.NV_OFA_ALLOCATION_PARAMETERS{})},
+		{"545.0", unsafe.Sizeof(nvgpu.NV_OFA_ALLOCATION_PARAMETERS_V545{})}}
+	copying = []sized{{"", unsafe.Sizeof(nvgpu.NVB0B5_ALLOCATION_PARAMETERS{})}}
+	user    = []sized{{"", unsafe.Sizeof(nvgpu.NV_HOPPER_USERMODE_A_PARAMS{})}}
+	handle  = []sized{{"", unsafe.Sizeof(nvgpu.Handle{})}}
 )
 
 func TestClasses(t *testing.T) {
@@ -62,22 +65,27 @@ func TestClasses(t *testing.T) {
 		nvgpu.NV01_ROOT: handle, nvgpu.NV01_ROOT_NON_PRIV: handle, nvgpu.NV01_ROOT_CLIENT: handle,
 		nvgpu.NV01_CONTEXT_DMA:   {{"", unsafe.Sizeof(nvgpu.NV_CONTEXT_DMA_ALLOCATION_PARAMS{})}},
 		nvgpu.NV01_MEMORY_SYSTEM: memory, nvgpu.NV01_MEMORY_LOCAL_USER: memory, nvgpu.NV50_MEMORY_VIRTUAL: memory,
-		nvgpu.NV01_EVENT_OS_EVENT:        {{"", unsafe.Sizeof(nvgpu.NV0005_ALLOC_PARAMETERS{})}},
-		nvgpu.NV01_MEMORY_VIRTUAL:        {{"", unsafe.Sizeof(nvgpu.NV_MEMORY_VIRTUAL_ALLOCATION_PARAMS{})}},
-		nvgpu.NV01_DEVICE_0:              {{"", unsafe.Sizeof(nvgpu.NV0080_ALLOC_PARAMETERS{})}},
-		nvgpu.NV_SEMAPHORE_SURFACE:       {{"", unsafe.Sizeof(nvgpu.NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS{})}},
-		nvgpu.RM_USER_SHARED_DATA:        {{"", unsafe.Sizeof(nvgpu.NV00DE_ALLOC_PARAMETERS{})}, {"545.0", unsafe.Sizeof(nvgpu.NV00DE_ALLOC_PARAMETERS_V545{})}},
-		nvgpu.NV_MEMORY_FABRIC:           {{"", unsafe.Sizeof(nvgpu.NV00F8_ALLOCATION_PARAMETERS{})}},
-		nvgpu.NV_MEMORY_MULTICAST_FABRIC: {{"", unsafe.Sizeof(nvgpu.NV00FD_ALLOCATION_PARAMETERS{})}, {"545.0", unsafe.Sizeof(nvgpu.NV00FD_ALLOCATION_PARAMETERS_V545{})}, {"590.0", unsafe.Sizeof(nvgpu.NV00FD_ALLOCATION_PARAMETERS_V590{})}},
-		nvgpu.NV20_SUBDEVICE_0:           {{"", unsafe.Sizeof(nvgpu.NV2080_ALLOC_PARAMETERS{})}},
-		nvgpu.NV2081_BINAPI:              {{"", unsafe.Sizeof(nvgpu.NV2081_ALLOC_PARAMETERS{})}},
-		nvgpu.NV50_P2P:                   {{"", unsafe.Sizeof(nvgpu.NV503B_ALLOC_PARAMETERS{})}, {"590.0", unsafe.Sizeof(nvgpu.NV503B_ALLOC_PARAMETERS_V590{})}},
-		nvgpu.NV50_THIRD_PARTY_P2P:       {{"", unsafe.Sizeof(nvgpu.NV503C_ALLOC_PARAMETERS{})}},
-		nvgpu.GT200_DEBUGGER:             {{"", unsafe.Sizeof(nvgpu.NV83DE_ALLOC_PARAMETERS{})}},
-		nvgpu.FERMI_TWOD_A:               gr, nvgpu.KEPLER_INLINE_TO_MEMORY_B: gr,
-		nvgpu.FERMI_CONTEXT_SHARE_A:   {{"", unsafe.Sizeof(nvgpu.NV_CTXSHARE_ALLOCATION_PARAMETERS{})}},
-		nvgpu.GF100_DISP_SW:           {{"", unsafe.Sizeof(nvgpu.NV9072_ALLOCATION_PARAMETERS{})}},
-		nvgpu.FERMI_VASPACE_A:         {{"", unsafe.Sizeof(nvgpu.NV_VASPACE_ALLOCATION_PARAMETERS{})}, {"580.0", unsafe.Sizeof(nvgpu.NV_VASPACE_ALLOCATION_PARAMETERS_V580{})}},
+		nvgpu.NV01_EVENT_OS_EVENT:  {{"", unsafe.Sizeof(nvgpu.NV0005_ALLOC_PARAMETERS{})}},
+		nvgpu.NV01_MEMORY_VIRTUAL:  {{"", unsafe.Sizeof(nvgpu.NV_MEMORY_VIRTUAL_ALLOCATION_PARAMS{})}},
+		nvgpu.NV01_DEVICE_0:        {{"", unsafe.Sizeof(nvgpu.NV0080_ALLOC_PARAMETERS{})}},
+		nvgpu.NV_SEMAPHORE_SURFACE: {{"", unsafe.Sizeof(nvgpu.NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS{})}},
+		nvgpu.RM_USER_SHARED_DATA: {{"", unsafe.Sizeof(nvgpu.NV00DE_ALLOC_PARAMETERS{})},
+			{"545.0", unsafe.Sizeof(nvgpu.NV00DE_ALLOC_PARAMETERS_V545{})}},
+		nvgpu.NV_MEMORY_FABRIC: {{"", unsafe.Sizeof(nvgpu.NV00F8_ALLOCATION_PARAMETERS{})}},
+		nvgpu.NV_MEMORY_MULTICAST_FABRIC: {{"", unsafe.Sizeof(nvgpu.NV00FD_ALLOCATION_PARAMETERS{})},
+			{"545.0", unsafe.Sizeof(nvgpu.NV00FD_ALLOCATION_PARAMETERS_V545{})},
+			{"590.0", unsafe.Sizeof(nvgpu.NV00FD_ALLOCATION_PARAMETERS_V590{})}},
+		nvgpu.NV20_SUBDEVICE_0: {{"", unsafe.Sizeof(nvgpu.NV2080_ALLOC_PARAMETERS{})}},
+		nvgpu.NV2081_BINAPI:    {{"", unsafe.Sizeof(nvgpu.NV2081_ALLOC_PARAMETERS{})}},
+		nvgpu.NV50_P2P: {{"", unsafe.Sizeof(nvgpu.NV503B_ALLOC_PARAMETERS{})},
+			{"590.0", unsafe.Sizeof(nvgpu.NV503B_ALLOC_PARAMETERS_V590{})}},
+		nvgpu.NV50_THIRD_PARTY_P2P: {{"", unsafe.Sizeof(nvgpu.NV503C_ALLOC_PARAMETERS{})}},
+		nvgpu.GT200_DEBUGGER:       {{"", unsafe.Sizeof(nvgpu.NV83DE_ALLOC_PARAMETERS{})}},
+		nvgpu.FERMI_TWOD_A:         gr, nvgpu.KEPLER_INLINE_TO_MEMORY_B: gr,
+		nvgpu.FERMI_CONTEXT_SHARE_A: {{"", unsafe.Sizeof(nvgpu.NV_CTXSHARE_ALLOCATION_PARAMETERS{})}},
+		nvgpu.GF100_DISP_SW:         {{"", unsafe.Sizeof(nvgpu.NV9072_ALLOCATION_PARAMETERS{})}},
+		nvgpu.FERMI_VASPACE_A: {{"", unsafe.Sizeof(nvgpu.NV_VASPACE_ALLOCATION_PARAMETERS{})},
+			{"580.0", unsafe.Sizeof(nvgpu.NV_VASPACE_ALLOCATION_PARAMETERS_V580{})}},
 		nvgpu.KEPLER_CHANNEL_GROUP_A:  {{"", unsafe.Sizeof(nvgpu.NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS{})}},
 		nvgpu.TURING_CHANNEL_GPFIFO_A: channel, nvgpu.AMPERE_CHANNEL_GPFIFO_A: channel, nvgpu.HOPPER_CHANNEL_GPFIFO_A: channel,
 		nvgpu.BLACKWELL_CHANNEL_GPFIFO_A: channel, nvgpu.BLACKWELL_CHANNEL_GPFIFO_B: channel570,
@@ -113,12 +121,14 @@ func TestControls(t *testing.T) {
 	list := []sized{{"", unsafe.Sizeof(nvgpu.NvxxxCtrlXxxGetInfoParams{})}}
 	caps := []sized{{"", unsafe.Sizeof(nvgpu.NV0080_CTRL_GET_CAPS_PARAMS{})}}
 	for id, list := range map[uint32][]sized{
-		nvgpu.NV0000_CTRL_CMD_GPU_GET_ID_INFO:                {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_GPU_GET_ID_INFO_PARAMS{})}},
-		nvgpu.NV0000_CTRL_CMD_GPU_ATTACH_IDS:                 {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_GPU_ATTACH_IDS_PARAMS{})}},
-		nvgpu.NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID:       {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_GPU_GET_UUID_FROM_GPU_ID_PARAMS{})}},
-		nvgpu.NV0000_CTRL_CMD_SYSTEM_GET_P2P_CAPS:            {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_SYSTEM_GET_P2P_CAPS_PARAMS{})}, {"550.0", unsafe.Sizeof(nvgpu.NV0000_CTRL_SYSTEM_GET_P2P_CAPS_PARAMS_V550{})}},
-		nvgpu.NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION:       {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_SYSTEM_GET_BUILD_VERSION_PARAMS{})}},
-		nvgpu.NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO: {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS{})}, {"545.0", unsafe.Sizeof(nvgpu.NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS_V545{})}},
+		nvgpu.NV0000_CTRL_CMD_GPU_GET_ID_INFO:          {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_GPU_GET_ID_INFO_PARAMS{})}},
+		nvgpu.NV0000_CTRL_CMD_GPU_ATTACH_IDS:           {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_GPU_ATTACH_IDS_PARAMS{})}},
+		nvgpu.NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID: {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_GPU_GET_UUID_FROM_GPU_ID_PARAMS{})}},
+		nvgpu.NV0000_CTRL_CMD_SYSTEM_GET_P2P_CAPS: {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_SYSTEM_GET_P2P_CAPS_PARAMS{})},
+			{"550.0", unsafe.Sizeof(nvgpu.NV0000_CTRL_SYSTEM_GET_P2P_CAPS_PARAMS_V550{})}},
+		nvgpu.NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION: {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_SYSTEM_GET_BUILD_VERSION_PARAMS{})}},
+		nvgpu.NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO: {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS{})},
+			{"545.0", unsafe.Sizeof(nvgpu.NV0000_CTRL_OS_UNIX_GET_EXPORT_OBJECT_INFO_PARAMS_V545{})}},
 		nvgpu.NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECT_TO_FD:    {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_OS_UNIX_EXPORT_OBJECT_TO_FD_PARAMS{})}},
 		nvgpu.NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD:  {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_OS_UNIX_IMPORT_OBJECT_FROM_FD_PARAMS{})}},
 		nvgpu.NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD:   {{"", unsafe.Sizeof(nvgpu.NV0000_CTRL_OS_UNIX_EXPORT_OBJECTS_TO_FD_PARAMS{})}},
@@ -127,7 +137,8 @@ func TestControls(t *testing.T) {
 		nvgpu.NV00FD_CTRL_CMD_ATTACH_GPU:                     {{"", unsafe.Sizeof(nvgpu.NV00FD_CTRL_ATTACH_GPU_PARAMS{})}},
 		nvgpu.NV2080_CTRL_CMD_GR_GET_INFO:                    {{"", unsafe.Sizeof(nvgpu.NV2080_CTRL_GR_GET_INFO_PARAMS{})}},
 		nvgpu.NV83DE_CTRL_CMD_DEBUG_READ_MEMORY:              {{"", unsafe.Sizeof(nvgpu.NV83DE_CTRL_DEBUG_READ_MEMORY_PARAMS{})}},
-		nvgpu.NV0041_CTRL_CMD_GET_SURFACE_INFO:               list, nvgpu.NV2080_CTRL_CMD_BIOS_GET_INFO: list, nvgpu.NV2080_CTRL_CMD_FB_GET_INFO: list,
+		nvgpu.NV0041_CTRL_CMD_GET_SURFACE_INFO:               list, nvgpu.NV2080_CTRL_CMD_BIOS_GET_INFO: list,
+		nvgpu.NV2080_CTRL_CMD_FB_GET_INFO:  list,
 		nvgpu.NV2080_CTRL_CMD_BUS_GET_INFO: list, nvgpu.NV0080_CTRL_CMD_GR_GET_INFO: list, nvgpu.NV0080_CTRL_CMD_GR_GET_CAPS: caps,
 		nvgpu.NV0080_CTRL_CMD_FB_GET_CAPS: caps, nvgpu.NV0080_CTRL_CMD_FIFO_GET_CAPS: caps, nvgpu.NV0080_CTRL_CMD_MSENC_GET_CAPS: caps,
 	} {
@@ -166,7 +177,8 @@ func TestOuterStructures(t *testing.T) {
 		{"NVOS32", rm.EscVidHeapControl, unsafe.Sizeof(nvgpu.NVOS32_PARAMETERS{}), unsafe.Offsetof(nvgpu.NVOS32_PARAMETERS{}.Status)},
 		{"NVOS02", rm.EscAllocMemory, unsafe.Sizeof(nvgpu.IoctlNVOS02ParametersWithFD{}), unsafe.Offsetof(nvgpu.NVOS02_PARAMETERS{}.Status)},
 		{"dmabuf", rm.EscExportDMABuf, unsafe.Sizeof(nvgpu.IoctlExportToDMABufFD{}), unsafe.Offsetof(nvgpu.IoctlExportToDMABufFD{}.Status)},
-		{"dmabuf 570", rm.EscExportDMABuf, unsafe.Sizeof(nvgpu.IoctlExportToDMABufFD_V570{}), unsafe.Offsetof(nvgpu.IoctlExportToDMABufFD_V570{}.Status)},
+		{"dmabuf 570", rm.EscExportDMABuf, unsafe.Sizeof(nvgpu.IoctlExportToDMABufFD_V570{}),
+			unsafe.Offsetof(nvgpu.IoctlExportToDMABufFD_V570{}.Status)},
 	} {
 		if !rm.RMShaped(uint32(s.size)<<16 | s.nr) {
 			t.Errorf("%s: %d bytes are not RM-shaped", s.name, s.size)
@@ -185,7 +197,8 @@ func TestOuterStructures(t *testing.T) {
 
 func TestUVM(t *testing.T) {
 	for cmd, list := range map[uint32][]sized{
-		rm.UVMMapExternal:        {{"", unsafe.Sizeof(nvgpu.UVM_MAP_EXTERNAL_ALLOCATION_PARAMS{})}, {"550.0", unsafe.Sizeof(nvgpu.UVM_MAP_EXTERNAL_ALLOCATION_PARAMS_V550{})}},
+		rm.UVMMapExternal: {{"", unsafe.Sizeof(nvgpu.UVM_MAP_EXTERNAL_ALLOCATION_PARAMS{})},
+			{"550.0", unsafe.Sizeof(nvgpu.UVM_MAP_EXTERNAL_ALLOCATION_PARAMS_V550{})}},
 		rm.UVMFree:               {{"", unsafe.Sizeof(nvgpu.UVM_FREE_PARAMS{})}, {"590.0", unsafe.Sizeof(nvgpu.UVM_FREE_PARAMS_V590{})}},
 		rm.UVMUnmapExternal:      {{"", unsafe.Sizeof(nvgpu.UVM_UNMAP_EXTERNAL_PARAMS{})}},
 		rm.UVMRegisterGPU:        {{"", unsafe.Sizeof(nvgpu.UVM_REGISTER_GPU_PARAMS{})}},

@@ -187,12 +187,14 @@ func TestAccounts(t *testing.T) {
 	r.Advance(2 * ms)
 	a.Pause()
 	r.Advance(2500 * us)
-	if got, want := a.Account(), (Account{GPUTime: 1600 * us, Waiting: 900 * us, Held: 500 * us, Kernels: 2, Switches: 2, Preemptions: 2}); got != want {
+	if got, want := a.Account(), (Account{GPUTime: 1600 * us, Waiting: 900 * us, Held: 500 * us, Kernels: 2, Switches: 2,
+		Preemptions: 2}); got != want {
 		t.Errorf("a in its pause %+v\nwant %+v", got, want)
 	}
 	a.Resume()
 	r.Advance(10 * ms)
-	if got, want := a.Account(), (Account{GPUTime: 2400 * us, Waiting: 1000 * us, Held: 500 * us, Kernels: 3, Switches: 3, Preemptions: 2}); got != want {
+	if got, want := a.Account(), (Account{GPUTime: 2400 * us, Waiting: 1000 * us, Held: 500 * us, Kernels: 3, Switches: 3,
+		Preemptions: 2}); got != want {
 		t.Errorf("a %+v\nwant %+v", got, want)
 	}
 	if got, want := b.Account(), (Account{GPUTime: 100 * us, Waiting: 1000 * us, Kernels: 1, Switches: 1}); got != want {
@@ -365,7 +367,8 @@ func TestMeasured(t *testing.T) {
 		other                     time.Duration
 		p50, rate                 float64
 		measuredP50, measuredRate float64
-	}{{MinTimeslice, 328, 80.4, 323, 80.3}, {200 * us, 457, 81.4, 402, 81.0}, {2048 * us, 505, 81.8, 453, 81.8}, {10 * ms, 8457, 95.6, 8561, 95.5}} {
+	}{{MinTimeslice, 328, 80.4, 323, 80.3}, {200 * us, 457, 81.4, 402, 81.0}, {2048 * us, 505, 81.8, 453, 81.8},
+		{10 * ms, 8457, 95.6, 8561, 95.5}} {
 		r := New(Config{})
 		client, other := r.Add(1, 1), r.Add(2, 2)
 		other.SetTimeslice(c.other)
@@ -385,8 +388,8 @@ func TestMeasured(t *testing.T) {
 	}
 }
 
-// TestSynchronous holds the model to the table of loops in the package's comment: measured with cl.cu, a loop that launches one kernel, waits
-// for it and launches the next, beside a process that keeps four kernels of 1.2 ms queued; H200, 580.159.04.
+// TestSynchronous holds the model to the table of loops in the package's comment: measured with cl.cu, a loop that launches one kernel,
+// waits for it and launches the next, beside a process that keeps four kernels of 1.2 ms queued; H200, 580.159.04.
 func TestSynchronous(t *testing.T) {
 	const think = 15 * us // from a kernel's end to the next on the engine: alone the loop has 99 % of the GPU with kernels of 1 ms
 	for _, c := range []struct {
@@ -431,7 +434,8 @@ func TestShares(t *testing.T) {
 		}
 		const long = 2000 * time.Second
 		r.Advance(long)
-		near(t, "busy", r.Totals().Busy.Seconds(), long.Seconds()*float64(sum)/float64(sum+time.Duration(n)*(DefaultSwitchCost+DefaultPreemptCost)), 0.1)
+		near(t, "busy", r.Totals().Busy.Seconds(), long.Seconds()*float64(sum)/float64(sum+
+			time.Duration(n)*(DefaultSwitchCost+DefaultPreemptCost)), 0.1)
 		for _, g := range groups {
 			near(t, fmt.Sprintf("seed %d: share of a slice of %v among %d", seed, g.Timeslice(), n),
 				float64(g.Account().GPUTime)/float64(r.Totals().Busy), float64(g.Timeslice())/float64(sum), 1)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cells is text in the cells of a terminal's line. It is apart from pkg/terminal because of Unicode's tables, which cgpu-runtime needs not
-// load at each container's start.
+// Package cells is text in the cells of a terminal's line. It is apart from pkg/terminal because of Unicode's tables, which cgpu-runtime
+// needs not load at each container's start.
 package cells
 
 import (
@@ -14,9 +14,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-// Text is text of which every character takes one or two cells of a terminal's line, in the order in which they stand. Besides what terminal.Printable
-// replaces that is what is drawn upon its neighbour, what is written from the right, by which terminals turn the rest of the line around, and what
-// Unicode does not know yet.
+// Text is text of which every character takes one or two cells of a terminal's line, in the order in which they stand. Besides what
+// terminal.Printable replaces that is what is drawn upon its neighbour, what is written from the right, by which terminals turn the rest of
+// the line around, and what Unicode does not know yet.
 func Text(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsGraphic(r) || unicode.IsMark(r) || fromRight(r) {

@@ -44,7 +44,8 @@ func main() {
 	name := filepath.Base(os.Args[0])
 	run, ok := components[name]
 	if !ok {
-		fmt.Fprintf(os.Stderr, "k8s: called as %q: want etcd, kubectl, kubelet, kube-apiserver, kube-controller-manager or kube-scheduler\n", name)
+		fmt.Fprintf(os.Stderr, "k8s: called as %q: want etcd, kubectl, kubelet, kube-apiserver, kube-controller-manager or kube-scheduler\n",
+			name)
 		os.Exit(2)
 	}
 	run()

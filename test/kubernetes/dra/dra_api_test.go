@@ -73,7 +73,8 @@ func start(t *testing.T) (*dra.Driver, dra.Options) {
 	go server.Serve(listener) //nolint:errcheck // ends with the test
 	t.Cleanup(server.Stop)
 	o := dra.Options{Node: nodeName, Client: client, CDIDir: filepath.Join(dir, "cdi"), PluginDir: filepath.Join(dir, "p"),
-		RegistryDir: filepath.Join(dir, "r"), RunDir: filepath.Join(dir, "run"), Hook: "/usr/local/bin/cgpu-hook", CRISocket: socket, Table: table()}
+		RegistryDir: filepath.Join(dir, "r"), RunDir: filepath.Join(dir, "run"), Hook: "/usr/local/bin/cgpu-hook",
+		CRISocket: socket, Table: table()}
 	if err := os.Mkdir(o.RegistryDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -227,10 +228,11 @@ func TestPolicyOfGPU(t *testing.T) {
 	set := func(index int, policy sched.Policy) {
 		t.Helper()
 		g := table().GPUs[index]
-		if _, err := ledger.Open(o.RunDir).SetCard(ledger.GPU{UUID: g.UUID, Index: index, Memory: g.Memory}, table().Config.Card(), func(c *sched.Card) error {
-			c.Policy, c.MaxInst = policy, 4
-			return nil
-		}); err != nil {
+		if _, err := ledger.Open(o.RunDir).SetCard(ledger.GPU{UUID: g.UUID, Index: index, Memory: g.Memory}, table().Config.Card(),
+			func(c *sched.Card) error {
+				c.Policy, c.MaxInst = policy, 4
+				return nil
+			}); err != nil {
 			t.Fatal(err)
 		}
 		kube.Until(t, time.Minute, "the slice follows", func() error {
@@ -301,7 +303,8 @@ func TestPrepare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("unix:"+filepath.Join(o.PluginDir, dra.DriverName, "dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(o.PluginDir, dra.DriverName, "dra.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +317,8 @@ func TestPrepare(t *testing.T) {
 	}
 	got := answer.Claims[string(claim.UID)]
 	id := fmt.Sprintf("gpu.cgpu.io/share=%s.%s", claim.UID, *r.ShareID)
-	if got == nil || got.Error != "" || len(got.Devices) != 1 || got.Devices[0].CdiDeviceIds[0] != id || *got.Devices[0].ShareId != string(*r.ShareID) {
+	if got == nil || got.Error != "" || len(got.Devices) != 1 || got.Devices[0].CdiDeviceIds[0] != id ||
+		*got.Devices[0].ShareId != string(*r.ShareID) {
 		t.Fatalf("%+v, want %s", got, id)
 	}
 	files := func() []string { f, _ := filepath.Glob(o.CDIDir + "/*"); return f }
@@ -322,10 +326,12 @@ func TestPrepare(t *testing.T) {
 		t.Fatal(files())
 	}
 	text, err := os.ReadFile(files()[0])
-	if want := fmt.Sprintf("id=%s/%s,uuid=%s,memory=6442450944,percent=30,weight=1", claim.UID, *r.ShareID, table().GPUs[1].UUID); err != nil || !strings.Contains(string(text), want) {
+	if want := fmt.Sprintf("id=%s/%s,uuid=%s,memory=6442450944,percent=30,weight=1", claim.UID, *r.ShareID, table().
+		GPUs[1].UUID); err != nil || !strings.Contains(string(text), want) {
 		t.Errorf("%v: %s, want %s", err, text, want)
 	}
-	if _, err := kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: claims}); err != nil || len(files()) != 0 {
+	if _, err := kubelet.NodeUnprepareResources(t.Context(), &drapb.NodeUnprepareResourcesRequest{Claims: claims}); err != nil ||
+		len(files()) != 0 {
 		t.Errorf("%v, %v", err, files())
 	}
 	// A GPU that vanished.

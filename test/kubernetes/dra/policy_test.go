@@ -85,15 +85,22 @@ func TestPolicy(t *testing.T) {
 		}
 	}
 	for manifest, want := range map[string]string{
-		claimOf("default", devices(`{weight: 3}`, anyGPU)):                                       "want apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig",
-		claimOf("default", devices(`{apiVersion: gpu.example.com/v1, kind: GpuConfig}`, anyGPU)): "want apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig",
+		claimOf("default",
+			devices(`{weight: 3}`, anyGPU)): "want apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig",
+		claimOf("default", devices(`{apiVersion: gpu.example.com/v1, kind: GpuConfig}`,
+			anyGPU)): "want apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig",
 		claimOf("default", `{}`): "",
 		templateOf(`{}`):         "",
-		claimOf("default", `{requests: [`+anyGPU+`], config: [{opaque: {driver: gpu.example.com, parameters: {apiVersion: x/v1, kind: Y, z: 1}}}]}`):                                              "",
-		claimOf("default", `{requests: [{name: gpu, exactly: {deviceClassName: gpu.cgpu.io}}]}`):                                                                                                  "",
-		claimOf("default", `{requests: [{name: gpu, exactly: {deviceClassName: gpu.cgpu.io, capacity: {requests: {memory: 6Gi}}}}]}`):                                                             "is a whole GPU",
-		claimOf("default", `{requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.cgpu.io, capacity: {requests: {memory: 6Gi}}}]}]}`):                                           "is a whole GPU",
-		claimOf("default", `{requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.cgpu.io}, {name: b, deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 6Gi}}}]}]}`): "",
+		claimOf("default",
+			`{requests: [`+anyGPU+`], config: [{opaque: {driver: gpu.example.com, parameters: {apiVersion: x/v1, kind: Y, z: 1}}}]}`): "",
+		claimOf("default",
+			`{requests: [{name: gpu, exactly: {deviceClassName: gpu.cgpu.io}}]}`): "",
+		claimOf("default",
+			`{requests: [{name: gpu, exactly: {deviceClassName: gpu.cgpu.io, capacity: {requests: {memory: 6Gi}}}}]}`): "is a whole GPU",
+		claimOf("default",
+			`{requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.cgpu.io, capacity: {requests: {memory: 6Gi}}}]}]}`): "is a whole GPU",
+		claimOf("default",
+			`{requests: [{name: gpu, firstAvailable: [{name: a, deviceClassName: gpu.cgpu.io}, {name: b, deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 6Gi}}}]}]}`): "",
 	} {
 		err := create(manifest)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
@@ -115,7 +122,8 @@ func TestPrivileges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := kube.Kubectl(dir, "", "label", "namespace", "trusted", "cgpu.io/allow-high-priority=true", "cgpu.io/allow-spill=true"); err != nil {
+	if _, err := kube.Kubectl(dir, "", "label", "namespace", "trusted", "cgpu.io/allow-high-priority=true",
+		"cgpu.io/allow-spill=true"); err != nil {
 		t.Fatal(err)
 	}
 	of := func(namespace, fields string) error {

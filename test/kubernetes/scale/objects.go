@@ -73,7 +73,8 @@ func node(i, gpus int, k kind) *corev1.Node {
 		list[countName] = *resource.NewQuantity(int64(gpus), resource.DecimalSI)
 	}
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{"kubernetes.io/hostname": nodeName(i), "kubernetes.io/os": "linux"}},
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName(i),
+			Labels: map[string]string{"kubernetes.io/hostname": nodeName(i), "kubernetes.io/os": "linux"}},
 		Status: corev1.NodeStatus{Capacity: list, Allocatable: list,
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Simulated"}}},
 	}

@@ -27,7 +27,8 @@ type cluster struct {
 
 func newCluster(dir string, port int) cluster {
 	// The certificates of the control plane are made by itself at each start, on this machine.
-	return cluster{dir: dir, port: port, http: &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
+	return cluster{dir: dir, port: port,
+		http: &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}}
 }
 
 func (c cluster) kubeconfig(user string) string {

@@ -114,7 +114,8 @@ func (r *result) scheduler(m map[string]float64) {
 	}
 	mean("attempt", "scheduler_scheduling_attempt_duration_seconds", `{profile="default-scheduler",result="scheduled"}`)
 	for _, point := range []string{"PreFilter", "Filter", "PostFilter", "PreScore", "Score", "Reserve", "PreBind", "Bind"} {
-		mean(point, "scheduler_framework_extension_point_duration_seconds", `{extension_point="`+point+`",profile="default-scheduler",status="Success"}`)
+		mean(point, "scheduler_framework_extension_point_duration_seconds",
+			`{extension_point="`+point+`",profile="default-scheduler",status="Success"}`)
 	}
 	r.Latency = map[string]time.Duration{}
 	slices.Sort(r.latencies)
