@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // scenario is what is done on a node while one of our programs has a fault. An error is a complaint about more than that.
@@ -256,7 +257,7 @@ func chance(t *testing.T) *rand.Rand {
 func TestUpgradeKilled(t *testing.T) {
 	i := slices.IndexFunc(scenarios, func(s scenario) bool { return s.name == "upgrade" })
 	if _, err := strconv.ParseUint(os.Getenv("CGPU_FAULTS"), 0, 64); os.Getenv("CGPU_FAULTS") != "" && err != nil {
-		t.Skip("TestFaults tries each")
+		testenv.Skip(t, "TestFaults tries each")
 	}
 	source := chance(t)
 	nodes := map[string]*node{}
