@@ -125,7 +125,7 @@ func TestDriverOnlyRefuses(t *testing.T) {
 		{"smi --filter enforcement=driver", "abc"},
 		{"smi --filter enforcement=guard", "0 vGPUs"},
 		{"smi -o json", `"enforcement": "driver"`},
-		{"inspect abc", `"guardError": "there is no guard to ask: limits = \"driver\" in cgpu.toml"`},
+		{"inspect abc", `"guard_error": "there is no guard to ask: limits = \"driver\" in cgpu.toml"`},
 		{"gc", "nothing to remove"},
 	} {
 		if out := cgpu(tt.args); !strings.Contains(out, tt.want) {

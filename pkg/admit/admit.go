@@ -176,7 +176,8 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 	if err != nil {
 		return err
 	}
-	slice := ledger.VGPU{Slice: a.Quota.WithWeight()}
+	slice := ledger.VGPU{Slice: a.Quota.Slice}
+	slice.Weigh()
 	if a.Quota.NeedsPlacement() {
 		memory, err := a.Quota.Placed()
 		if err != nil {

@@ -142,7 +142,9 @@ func (s Share) given() ledger.VGPU {
 	if s.Whole {
 		return ledger.VGPU{}
 	}
-	return ledger.VGPU{UUID: s.UUID, Slice: s.WithWeight()}
+	v := ledger.VGPU{UUID: s.UUID, Slice: s.Slice}
+	v.Weigh()
+	return v
 }
 
 // slice is the share in the ledger's terms, with what the container may choose of it.
@@ -150,7 +152,9 @@ func (s Share) slice(wish *quota.Quota, free []quota.Choice) ledger.VGPU {
 	if !s.Plugin {
 		free = nil
 	}
-	return ledger.VGPU{UUID: s.UUID, Slice: wish.Within(s.Slice, free).WithWeight()}
+	v := ledger.VGPU{UUID: s.UUID, Slice: wish.Within(s.Slice, free)}
+	v.Weigh()
+	return v
 }
 
 // refuseUnguarded refuses a share of which something needs a guard that by this setting the container does not have, or not even the

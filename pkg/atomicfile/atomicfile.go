@@ -20,10 +20,8 @@ const TempSuffix = ".tmp"
 // There is no fsync: what a kill of the process needs is in the page cache already, and after a power cut there is no run directory (a
 // tmpfs), and no container.
 func Write(path string, content []byte, mode fs.FileMode) error {
-	return replace(path, content, mode, nothing)
+	return replace(path, content, mode, nil)
 }
-
-func nothing(*os.File) error { return nil }
 
 // WriteSynced is Write for what outlives the boot: after a power cut, too, the file is whole.
 func WriteSynced(path string, content []byte, mode fs.FileMode) error {
@@ -42,7 +40,7 @@ func replace(path string, content []byte, mode fs.FileMode, before func(*os.File
 	if err == nil && mode != 0o600 {
 		err = f.Chmod(mode)
 	}
-	if err == nil {
+	if err == nil && before != nil {
 		err = before(f)
 	}
 	if closeErr := f.Close(); err == nil {

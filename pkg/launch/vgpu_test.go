@@ -22,7 +22,7 @@ func TestVGPUPage(t *testing.T) {
 	record := ledger.Record{
 		Native: []string{"GPU-2"},
 		VGPUs: []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: quota.GiB, Spill: quota.MiB, Share: quota.Share{Weight: 2}}},
-			{UUID: "GPU-0", Slice: quota.Slice{Limit: quota.MiB}}},
+			{UUID: "GPU-0", Slice: quota.Slice{Limit: quota.MiB, Share: quota.Share{Weight: 1}}}},
 	}
 	want := []page.VGPU{
 		{Minor: 7, GPUID: 1<<16 | 0xa001, Weight: 1, Limit: uint64(quota.MiB)},

@@ -70,14 +70,17 @@ func (l *Ledger) Reserve(req Request) (Record, error) {
 // weigh gives slices without a weight the default one; the caller's stay as they are.
 func (req *Request) weigh() {
 	req.Record.VGPUs = slices.Clone(req.Record.VGPUs)
-	for i := range req.Record.VGPUs {
-		v := &req.Record.VGPUs[i]
-		v.Slice = v.WithWeight()
-	}
+	req.Record.weigh()
 	if req.Place != nil {
 		place := *req.Place
-		place.Slice.Slice = place.Slice.WithWeight()
+		place.Slice.Weigh()
 		req.Place = &place
+	}
+}
+
+func (r *Record) weigh() {
+	for i := range r.VGPUs {
+		r.VGPUs[i].Weigh()
 	}
 }
 

@@ -116,10 +116,8 @@ func (l *Ledger) load() (file, error) {
 			return damaged(fmt.Errorf("card %q: %w", uuid, err))
 		}
 	}
-	for _, r := range f.Records {
-		for i := range r.VGPUs { // an older cgpu wrote none
-			r.VGPUs[i].Slice = r.VGPUs[i].WithWeight()
-		}
+	for i := range f.Records {
+		f.Records[i].weigh() // an older cgpu wrote none
 	}
 	return f, nil
 }

@@ -48,10 +48,9 @@ type Slice struct {
 	Share
 }
 
-// WithWeight is the slice with the default weight where none was asked.
-func (s Slice) WithWeight() Slice {
+// Weigh gives the slice the default weight where it has none.
+func (s *Slice) Weigh() {
 	s.Weight = max(s.Weight, 1)
-	return s
 }
 
 // NamedLimit is the limit of one GPU.

@@ -72,7 +72,7 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 		switch {
 		case slice >= 0:
 			v := record.VGPUs[slice]
-			p.GPUs = append(p.GPUs, GPU{GPU: g, Slice: v.WithWeight()})
+			p.GPUs = append(p.GPUs, GPU{GPU: g, Slice: v.Slice})
 		case slices.Contains(record.Native, g.UUID):
 			p.GPUs = append(p.GPUs, GPU{GPU: g, Native: true})
 		default:

@@ -41,7 +41,7 @@ upgrades() {
 		cat "$OUT/upgrade.$i.err"
 		sleep 0.5
 	done
-	jq -s '[.[].containers[] | .stallNs / 1e6] | sort | "stalls of \(length) hand-overs: median \(.[length / 2 | floor]) ms, p90 \(.[length * 0.9 | floor]) ms, max \(.[-1]) ms"' "$OUT"/upgrade.*.json
+	jq -s '[.[].containers[] | .stall_seconds * 1e3] | sort | "stalls of \(length) hand-overs: median \(.[length / 2 | floor]) ms, p90 \(.[length * 0.9 | floor]) ms, max \(.[-1]) ms"' "$OUT"/upgrade.*.json
 	jq -s '[.[].containers[].tries] | "tries: \(add / length), at most \(max)"' "$OUT"/upgrade.*.json
 	return "$bad"
 }
@@ -50,7 +50,7 @@ accounts() {
 	local name pid driver account bad=0 apps
 	apps=$(nvidia-smi --query-compute-apps=pid,used_memory --format=csv,noheader,nounits)
 	for name in "${names[@]}"; do
-		account=$(cgpu smi --json | jq --arg id "$(docker inspect -f '{{.Id}}' "$name")" '[.gpus[].vgpus[] | select(.id == $id) | .used] | add / 1048576 | round')
+		account=$(cgpu smi --json | jq --arg id "$(docker inspect -f '{{.Id}}' "$name")" '[.gpus[].vgpus[] | select(.id == $id) | .used_bytes] | add / 1048576 | round')
 		driver=0
 		for pid in $(docker top "$name" -o pid | tail -n +2); do
 			driver=$((driver + $(awk -F', ' -v p="$pid" '$1 == p { n += $2 } END { print n + 0 }' <<<"$apps")))

@@ -40,21 +40,27 @@ func hostileSpaces(c *client, _ hostileOptions) error {
 	if _, err = c.vaSpaceBy(rm.VASpaceNew, rm.VASpaceFlagFLA); err == nil {
 		return errors.New("an address space like NVLink's was made: who dups its ranges gets a handle of the GPU's")
 	}
-	// Clients that name each other have the driver call itself until the kernel's stack is full, so none is ever used here.
-	for _, share := range []uint32{other.handle, c.handle - 1000} {
-		_, _, err := c.newDevice(share)
-		if err := mustRefuse(fmt.Sprintf("device_of_%#x", share), err); err != nil {
-			return err
-		}
+	if _, _, err := c.newDevice(c.handle - 1000); mustRefuse("device_of_a_stranger", err) != nil {
+		return errors.New("a device on the address space of a client that is not the container's was made")
+	}
+	// Clients that name each other have the driver call itself until the kernel's stack is full, so the other one names nobody.
+	device, _, err := c.newDevice(other.handle)
+	if err != nil {
+		return fmt.Errorf("a device that names another client of its own, as graphics libraries do: %w", err)
+	}
+	if err := c.fixedRangeBelow(device, 0); err != nil {
+		return fmt.Errorf("its address space is the other client's: a range there is in the way: %w", err)
 	}
 	_, err = c.alloc(c.handle, c.newHandle(), classDevice, nil)
 	return mustRefuse("device_without_parameters", err)
 }
 
 // fixedRange takes a range of addresses in an address space, always at the same place.
-func (c *client) fixedRange(space uint32) error {
+func (c *client) fixedRange(space uint32) error { return c.fixedRangeBelow(c.device, space) }
+
+func (c *client) fixedRangeBelow(device, space uint32) error {
 	p := virtualParams(space, uint64(2*quota.MiB), rm.MemoryFlagLazy|rm.MemoryFlagFixed)
 	rm.PutU64(p, rm.MemoryOffset, 1<<38)
-	_, err := c.alloc(c.device, c.newHandle(), classVirtual, p)
+	_, err := c.alloc(device, c.newHandle(), classVirtual, p)
 	return err
 }
