@@ -127,7 +127,7 @@ func (g *Guard) onAllocMemory(c *trappedCall) reply {
 	case classSystem, classOSDescriptor:
 		return g.serveByRule(rule{inTask: true, check: (*Guard).checkAllocMemory}, c)
 	case classRegisters, classVidmem:
-		return g.onNoMemory(c, class)
+		return g.serveByRule(rule{clients: outerClient(rm.AllocMemoryRoot), locks: true, check: (*Guard).checkNoMemory}, c)
 	default:
 		return c.deny(rm.StatusNotSupported, "0x27", "denied RM_ALLOC_MEMORY of a class other than host memory", "class", class)
 	}
@@ -158,8 +158,14 @@ func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 			return answer(fail(unix.ENOMEM))
 		}
 		f.mu.Lock()
-		f.registered = true
+		mayLend := f.pending == nil && !f.rooted // else a client would be made, or be, on another file than the guard looks at
+		f.registered = f.registered || mayLend
 		f.mu.Unlock()
+		if !mayLend {
+			g.logOnce("register", "denied REGISTER_FD of a nvidiactl file that has an RM client, or is being given one")
+			g.stats.denied.Add(1)
+			return answer(fail(unix.EINVAL))
+		}
 	}
 	own := rm.U32(c.call.Outer, rm.RegisterFDFD)
 	fd, as, err := c.fileNamed(own, nodeControl)

@@ -33,33 +33,44 @@ func (g *Guard) onContextDMA(c *trappedCall) reply {
 	rm.PutU32(p, rm.ContextDMAMemory, memory)
 	rm.PutU64(p, rm.ContextDMAOffset, rm.U64(o, rm.OldContextDMAOffset))
 	rm.PutU64(p, rm.ContextDMALimit, rm.U64(o, rm.OldContextDMALimit))
-	rep, _ := g.allocInstead(c, allocation{client, of.parent, rm.U32(o, rm.OldContextDMAObject), classContextDMA, p})
-	return rep
+	return g.allocInstead(c, allocation{client, of.parent, rm.U32(o, rm.OldContextDMAObject), classContextDMA, p})
 }
 
-// onNoMemory handles RM_ALLOC_MEMORY of the classes by which OpenGL and Vulkan ask for all of the card's registers, which they do not map,
+// checkNoMemory is for RM_ALLOC_MEMORY of the classes by which OpenGL and Vulkan ask for all of the card's registers, which they do not map,
 // and for all of its memory, to learn how large it is. The driver gives whoever is no administrator an object without memory for the latter
-// (_rmAllocMemoryLocalUser), and the guard does so for both.
-func (g *Guard) onNoMemory(c *trappedCall, class uint32) reply {
+// (_rmAllocMemoryLocalUser), and the guard has it do so for both. The call comes on the GPU's node, where there is no RM_ALLOC.
+func (g *Guard) checkNoMemory(c *trappedCall) plan {
 	o := c.call.Outer
-	p := make([]byte, rm.VirtualParamsSize)
-	rm.PutU32(p, rm.VirtualParamsSpace, rm.VirtualNoSpace)
-	a := allocation{rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryParent), rm.U32(o, rm.AllocMemoryObject), classNoMemory, p}
-	rep, made := g.allocInstead(c, a)
-	if !made {
-		return rep
+	asked, client, parent := rm.U32(o, rm.AllocMemoryClass), rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryParent)
+	if g.isUnseen(c.target(), client, parent) {
+		return answer(c.denyUnseen())
 	}
-	limit := uint64(0xffffffff) // of the registers' (_rmAllocMemoryLocalPrivileged)
-	if class == classVidmem {
-		limit = g.heapSize(a) - 1
+	if !g.roomForObject(rm.ClassPlain, noGPU) {
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	rm.PutU64(o, rm.AllocMemoryLimit, limit)
-	return rep
+	pointer, fd := rm.U64(o, rm.AllocMemoryPointer), rm.U32(o, rm.AllocMemoryFD) // of the task; the guard has others
+	rm.PutU32(o, rm.AllocMemoryClass, classNoMemory)
+	rm.PutU64(o, rm.AllocMemoryPointer, 0)
+	rm.PutU32(o, rm.AllocMemoryFD, ^uint32(0))
+	restore := func() {
+		rm.PutU32(o, rm.AllocMemoryClass, asked)
+		rm.PutU64(o, rm.AllocMemoryPointer, pointer)
+		rm.PutU32(o, rm.AllocMemoryFD, fd)
+	}
+	return plan{ask: true, done: restore, commit: func() {
+		handle := rm.U32(o, rm.AllocMemoryObject)
+		g.account.addObject(client, object{handle: handle, parent: parent, class: classNoMemory, kind: rm.ClassPlain, gpu: noGPU}, noGPU, 0, 0)
+		limit := uint64(0xffffffff) // of the registers' (_rmAllocMemoryLocalPrivileged)
+		if asked == classVidmem {
+			limit = g.heapSize(client, parent) - 1
+		}
+		rm.PutU64(o, rm.AllocMemoryLimit, limit)
+	}}
 }
 
 // heapSize is how much memory the GPU has, to the container, in bytes.
-func (g *Guard) heapSize(a allocation) uint64 {
-	gpu := g.account.gpuOf(a.client, a.parent)
+func (g *Guard) heapSize(client, device uint32) uint64 {
+	gpu := g.account.gpuOf(client, device)
 	if gpu == noGPU {
 		gpu = 0
 	}
@@ -73,21 +84,21 @@ const (
 	classNoMemory   = 0x70 // NV01_MEMORY_SYSTEM_DYNAMIC
 )
 
-// allocInstead makes an RM_ALLOC in the place of the task's call, which gets its status. made tells that there is an object now.
-func (g *Guard) allocInstead(c *trappedCall, a allocation) (rep reply, made bool) {
+// allocInstead makes an RM_ALLOC in the place of the task's call, which gets its status.
+func (g *Guard) allocInstead(c *trappedCall, a allocation) reply {
 	class, ok := g.abi.Class(a.class)
 	if !ok || len(a.params) != class.ParamsSize {
-		return c.status(rm.StatusNotSupported), false
+		return c.status(rm.StatusNotSupported)
 	}
 	asked := c.call
 	c.call, c.class, c.params = g.allocCall(a), class, a.params
-	rep = g.serveAlloc(c)
+	rep := g.serveAlloc(c)
 	status := c.statusWord()
 	c.call = asked
 	if rep != replyDone {
-		return rep, false
+		return rep
 	}
-	return c.status(status), status == rm.StatusOK && c.executed
+	return c.status(status)
 }
 
 // allocCall is RM_ALLOC as the driver has it.

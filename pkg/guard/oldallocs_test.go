@@ -69,13 +69,13 @@ func TestNoMemory(t *testing.T) {
 		limit               uint64
 	}{
 		{classRegisters, fakeClient, rm.StatusOK, 0xffffffff},
-		{classVidmem, fakeClient, rm.StatusOK, g.heapSize(allocation{client: fakeClient, parent: fakeDevice}) - 1},
+		{classVidmem, fakeClient, rm.StatusOK, g.heapSize(fakeClient, fakeDevice) - 1},
 		{classRegisters, fakeClient + 1, rm.StatusInvalidClient, 7},
 		{0x76, fakeClient, rm.StatusNotSupported, 7}, // the console's
 	} {
-		var class, space uint32
+		var nr, class, fd uint32
 		d.reset(func(call *rm.Call) {
-			class, space = rm.U32(call.Outer, rm.AllocClass), rm.U32(call.Blocks[0].Data, rm.VirtualParamsSpace)
+			nr, class, fd = call.NR(), rm.U32(call.Outer, rm.AllocMemoryClass), rm.U32(call.Outer, rm.AllocMemoryFD)
 		})
 		o := make([]byte, rm.AllocMemorySize)
 		for at, v := range map[int]uint32{rm.AllocMemoryRoot: x.client, rm.AllocMemoryParent: fakeDevice, rm.AllocMemoryObject: 0x91,
@@ -83,11 +83,14 @@ func TestNoMemory(t *testing.T) {
 			rm.PutU32(o, at, v)
 		}
 		f.escape(rm.EscAllocMemory, o)
+		if got := rm.U32(o, rm.AllocMemoryClass); got != x.class {
+			t.Errorf("the task is told of class %#x", got)
+		}
 		if s := rm.U32(o, rm.AllocMemoryStatus); s != x.want || rm.U64(o, rm.AllocMemoryLimit) != x.limit {
 			t.Errorf("class %#x: %s, limit %#x", x.class, rm.StatusName(s), rm.U64(o, rm.AllocMemoryLimit))
 		}
-		if ok := x.want == rm.StatusOK; (len(d.calls) == 1) != ok || ok && (class != classNoMemory || space != rm.VirtualNoSpace) {
-			t.Errorf("class %#x: %d calls, the last for class %#x in space %#x", x.class, len(d.calls), class, space)
+		if ok := x.want == rm.StatusOK; (len(d.calls) == 1) != ok || ok && (nr != rm.EscAllocMemory || class != classNoMemory || fd != ^uint32(0)) {
+			t.Errorf("class %#x: %d calls, the last for class %#x with file %d", x.class, len(d.calls), class, int32(fd))
 		}
 		d.reset(nil)
 		f.escape(rm.EscFree, fakeFree(0x91))

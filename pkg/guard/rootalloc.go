@@ -237,12 +237,13 @@ func (g *Guard) awaitPendingRoots(c *trappedCall) (reply, bool) {
 			continue
 		}
 		over := p.task == c.task // a thread that makes another call has left the earlier one
-		if !same {
+		// The client that this call names is the likely one: every escape that names a client has it first. A call of one that is known makes
+		// no client, and graphics libraries make calls of one while another is made.
+		candidate := rm.U32(c.call.Outer, 0)
+		if !same || g.account.hasClientOn(f, candidate) {
 			g.resolveRoot(f, p, 0, over)
 			continue
 		}
-		// The client that this call names is the likely one: every escape that names a client has it first.
-		candidate := rm.U32(c.call.Outer, 0)
 		for deadline := time.Now().Add(time.Second); !g.resolveRoot(f, p, candidate, over); time.Sleep(50 * time.Microsecond) {
 			if time.Now().After(deadline) {
 				return fail(unix.EBUSY), false

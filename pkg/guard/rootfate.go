@@ -9,6 +9,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // watchRoot looks now and then what became of a root alloc, until that is known. It rests as every look that the guard takes by itself.
@@ -95,7 +96,7 @@ func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) f
 	}
 	// What the driver has answered stands in the task's memory, which is not read: the task can keep who does so waiting for ever (readSome).
 	// But the driver counts the handles of clients up, so what it calls the guard's is behind the one that is looked for.
-	last, refused, err := g.probeRoot(p)
+	last, refused, err := g.probeRoot()
 	if err != nil {
 		g.logOnce("tryroot", "cannot ask the driver for a client", "err", err)
 		return rootOpen
@@ -151,7 +152,7 @@ func (g *Guard) hasNoUnknownClient(p *pendingRoot) bool {
 	if at := g.allEndedAt.Load(); at != 0 { // who provokes that must not keep the guard busy
 		time.Sleep(time.Until(time.Unix(0, at).Add(endPause)))
 	}
-	last, refused, err := g.probeRoot(p)
+	last, refused, err := g.probeRoot()
 	if refused || err != nil {
 		return false
 	}
@@ -167,16 +168,15 @@ func (g *Guard) hasNoUnknownClient(p *pendingRoot) bool {
 // endPause is how long no RM client is made after all were ended.
 const endPause = time.Second
 
-// probeRoot makes the very client that a task has asked for, on the guard's own file, and frees it at once. It returns the handle; refused
-// says that the driver does not make such a client.
-func (g *Guard) probeRoot(p *pendingRoot) (handle uint32, refused bool, err error) {
+// probeRoot makes a client on the guard's own file, and frees it at once. It returns the handle; refused says that the driver makes none.
+func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 	own, err := g.guardClient()
 	if err != nil {
 		return 0, false, err
 	}
-	call := cloneCall(&p.call)
-	rm.PutU32(call.Outer, rm.AllocParent, 0) // of a client it means nothing, and must not be a reason to refuse one
-	rm.PutU32(call.Outer, rm.AllocObject, 0)
+	// Nothing of what the task passed: rights that it asks for and may not have, say, would have the driver refuse every such call, and no
+	// call that went elsewhere would be one.
+	call := g.allocCall(allocation{class: rmclient.ClassClient, params: make([]byte, 4)})
 	if e := g.driver.Exec(own.File(), &call); e != 0 {
 		return 0, true, nil
 	}

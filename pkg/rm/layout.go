@@ -352,11 +352,6 @@ const (
 	OldContextDMAOffset    = 32
 	OldContextDMALimit     = 40 // length - 1
 
-	// NV_MEMORY_VIRTUAL_ALLOCATION_PARAMS: class 0x70.
-	VirtualParamsSize  = 24
-	VirtualParamsSpace = 16
-	VirtualNoSpace     = 0xffffffff // NV_MEMORY_VIRTUAL_SYSMEM_DYNAMIC_HVASPACE: it takes no mappings
-
 	// NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS: class 0xda.
 	SemaphoreMemory    = 0
 	SemaphoreMaxMemory = 4 // 0: none, or the GPU needs none
