@@ -149,6 +149,7 @@ func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 		}
 		f.mu.Lock()
 		f.registered = true
+		g.books.note(f)
 		f.mu.Unlock()
 	}
 	own := rm.U32(c.call.Outer, rm.RegisterFDFD)
