@@ -168,6 +168,7 @@ func (g *Guard) serveListener(fd int) *listener {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.filters[l] = true
+	g.books.note(&g.own)
 	return l
 }
 
@@ -208,6 +209,7 @@ func (g *Guard) filterGone(l *listener) {
 	g.startSweep()
 	g.mu.Lock()
 	delete(g.filters, l)
+	g.books.note(&g.own)
 	g.listeners--
 	last := g.listeners == 0
 	g.mu.Unlock()

@@ -136,7 +136,7 @@ func (l *listener) parkWorker(w *worker) {
 
 // close lets go of a dead filter, after its last worker.
 func (l *listener) close() {
-	_ = unix.Close(l.fd)
+	l.guard.books.close(l.fd)
 	for {
 		select {
 		case w := <-l.spare:
