@@ -153,6 +153,8 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 		return fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
 	}
 	g.log.Info("the guard goes on as another program", "bytes", len(b), "tries", tries)
+	g.keep.stop() // that program has one of its own
+	defer g.keep.resume()
 	return trial.Exec(state.Descriptors())
 }
 
@@ -237,21 +239,26 @@ func TakeOver(s *handover.State, driver Driver, log *slog.Logger) (*Guard, Socke
 	if err != nil {
 		return nil, Sockets{}, err
 	}
-	if err := g.openPage(); err != nil {
-		return nil, Sockets{}, err
-	}
-	if s.Process.Tally > 0 {
-		if g.tallyFile, err = tally.Resume(s.Process.Tally, g.cfg.RunDir, g.cfg.Nonce); err != nil {
-			return nil, Sockets{}, err
-		}
-		g.countIn(g.tallyFile.Page)
-	}
-	sockets, err := takeSockets(s.Process)
+	sockets, err := g.takeWhatIsOutside(s)
 	if err != nil {
 		return nil, sockets, err
 	}
 	g.taken = s
 	return g, sockets, g.gpuTime.Rejoin(s.GPUTime, s.Rescuer)
+}
+
+// takeWhatIsOutside takes up the page, the counters and the sockets.
+func (g *Guard) takeWhatIsOutside(s *handover.State) (sockets Sockets, err error) {
+	if err := g.openPage(); err != nil {
+		return sockets, err
+	}
+	if s.Process.Tally > 0 {
+		if g.tallyFile, err = tally.Resume(s.Process.Tally, g.cfg.RunDir, g.cfg.Nonce); err != nil {
+			return sockets, err
+		}
+		g.countIn(g.tallyFile.Page)
+	}
+	return takeSockets(s.Process)
 }
 
 func takeSockets(p handover.Process) (s Sockets, err error) {
@@ -285,6 +292,11 @@ func (g *Guard) goOn(s *handover.State) {
 	}
 	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
 	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
+	g.goOnWithRest(s)
+}
+
+// goOnWithRest begins again what was under way or due beside the container's calls.
+func (g *Guard) goOnWithRest(s *handover.State) {
 	for _, p := range g.tasks.processes() {
 		g.watchProcess(p)
 	}
