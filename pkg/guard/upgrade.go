@@ -287,6 +287,7 @@ func takeSockets(p handover.Process) (s Sockets, err error) {
 
 // goOn begins where the program before has stopped: with the container's calls, which wait.
 func (g *Guard) goOn(s *handover.State) {
+	g.watchProcesses() // before they make calls: each is watched once
 	for _, fd := range s.Process.Listeners {
 		g.resumeFilter(fd)
 	}
@@ -295,11 +296,15 @@ func (g *Guard) goOn(s *handover.State) {
 	g.goOnWithRest(s)
 }
 
-// goOnWithRest begins again what was under way or due beside the container's calls.
-func (g *Guard) goOnWithRest(s *handover.State) {
+// watchProcesses watches those of the container that are known.
+func (g *Guard) watchProcesses() {
 	for _, p := range g.tasks.processes() {
 		g.watchProcess(p)
 	}
+}
+
+// goOnWithRest begins again what was under way or due beside the container's calls.
+func (g *Guard) goOnWithRest(s *handover.State) {
 	if until := unixTime(s.Process.AuditUntil); time.Now().Before(until) {
 		g.startAudit()
 	}
