@@ -110,8 +110,8 @@ var afterGPUs = []section{
 		{what: "PyTorch 2.11, JAX, cuBLAS, NCCL, torch.compile", commits: []string{"250e6b7", "71b9b7d"}},
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
-		{what: "Vulkan", status: fails, says: "`vkCreateInstance` fails on a vGPU (-9) where it works bare; memory would be counted. " +
-			"Suspects: [graphics.md](internals/graphics.md#why-vulkan-fails-suspects); `test/gpu/run.sh graphics` tells which"},
+		{what: "Vulkan", status: fails, says: "`vkCreateInstance` failed on a vGPU (-9) where it works bare; the calls that stopped it " +
+			"are [known](internals/graphics.md#what-stops-vulkan-and-egl) and served since, which no GPU has seen"},
 		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
 			says: "the driver's files are in the container, whatever `NVIDIA_DRIVER_CAPABILITIES` says, and the guard knows the classes; " +
 				"nobody has run one; `test/gpu/run.sh graphics` does (not OptiX and NVENC)"},
