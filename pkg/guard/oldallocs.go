@@ -36,9 +36,9 @@ func (g *Guard) onContextDMA(c *trappedCall) reply {
 	return g.allocInstead(c, allocation{client, of.parent, rm.U32(o, rm.OldContextDMAObject), classContextDMA, p})
 }
 
-// checkNoMemory is for RM_ALLOC_MEMORY of the classes by which OpenGL and Vulkan ask for all of the card's registers, which they do not map,
-// and for all of its memory, to learn how large it is. The driver gives whoever is no administrator an object without memory for the latter
-// (_rmAllocMemoryLocalUser), and the guard has it do so for both. The call comes on the GPU's node, where there is no RM_ALLOC.
+// checkNoMemory is for RM_ALLOC_MEMORY of the classes by which OpenGL and Vulkan ask for all of the card's registers, which they do not
+// map, and for all of its memory, to learn how large it is. The driver gives whoever is no administrator an object without memory for the
+// latter (_rmAllocMemoryLocalUser), and the guard has it do so for both. The call comes on the GPU's node, where there is no RM_ALLOC.
 func (g *Guard) checkNoMemory(c *trappedCall) plan {
 	o := c.call.Outer
 	asked, client, parent := rm.U32(o, rm.AllocMemoryClass), rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryParent)

@@ -89,7 +89,8 @@ func TestNoMemory(t *testing.T) {
 		if s := rm.U32(o, rm.AllocMemoryStatus); s != x.want || rm.U64(o, rm.AllocMemoryLimit) != x.limit {
 			t.Errorf("class %#x: %s, limit %#x", x.class, rm.StatusName(s), rm.U64(o, rm.AllocMemoryLimit))
 		}
-		if ok := x.want == rm.StatusOK; (len(d.calls) == 1) != ok || ok && (nr != rm.EscAllocMemory || class != classNoMemory || fd != ^uint32(0)) {
+		if ok := x.want == rm.StatusOK; (len(d.calls) == 1) != ok || ok &&
+			(nr != rm.EscAllocMemory || class != classNoMemory || fd != ^uint32(0)) {
 			t.Errorf("class %#x: %d calls, the last for class %#x with file %d", x.class, len(d.calls), class, int32(fd))
 		}
 		d.reset(nil)

@@ -69,7 +69,8 @@ func (l *listener) wake() {
 // after waiting is not, so none comes later.
 func (l *listener) settle() {
 	l.waking.Lock()
-	l.waking.Unlock() //nolint:staticcheck // whoever had it has sent his signal
+	//lint:ignore SA2001 whoever had it has sent his signal
+	l.waking.Unlock()
 	_, _, _ = unix.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
 }
 

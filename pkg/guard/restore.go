@@ -52,9 +52,7 @@ func Restore(s *handover.State, driver Driver, log *slog.Logger) (*Guard, error)
 		return nil, err
 	}
 	r.dma()
-	if err := r.tasks(); err != nil {
-		return nil, err
-	}
+	r.tasks()
 	r.managed()
 	r.outside()
 	r.bill()
@@ -307,7 +305,7 @@ func (r *restorer) file(f *file, v *handover.File) {
 	}
 }
 
-func (r *restorer) tasks() error {
+func (r *restorer) tasks() {
 	t := r.guard.tasks
 	for _, v := range r.state.Processes {
 		p := &process{tgid: v.PID, nspid: v.NSPID, name: v.Name, pidfd: v.PidFD, tasks: map[*task]bool{}}
@@ -327,7 +325,6 @@ func (r *restorer) tasks() error {
 			x.saved = r.saved(v.Saved)
 		}
 	}
-	return nil
 }
 
 func (r *restorer) saved(v *handover.Saved) *savedCall {

@@ -44,7 +44,7 @@ func AskAll(t *device.Table, records []ledger.Record) []Answer {
 			defer func() { <-slots }()
 			defer func() {
 				a := &answers[i]
-				a.Frozen = (a.Err == nil || a.Err == ErrDriverOnly) && frozen("/", a.Status.InitPID)
+				a.Frozen = (a.Err == nil || errors.Is(a.Err, ErrDriverOnly)) && frozen("/", a.Status.InitPID)
 			}()
 			if r.Preload {
 				answers[i] = unguarded(t, r)

@@ -108,7 +108,10 @@ before=$(work "$from" "$to") during=$(work "$to" "$end")
 check 'throughput' throughput "$before" "$during"
 check 'results' results
 grep -A 40 'all are upgraded' "$log" | head -n 12
-for pid in $(pgrep -x cgpu-guard | head -n 3); do echo "guard $pid: $(ls "/proc/$pid/fd" | wc -l) descriptors, $(awk '/VmRSS/ {print $2}' "/proc/$pid/status") KiB"; done
+for pid in $(pgrep -x cgpu-guard | head -n 3); do
+	descriptors=("/proc/$pid/fd"/*)
+	echo "guard $pid: ${#descriptors[@]} descriptors, $(awk '/VmRSS/ {print $2}' "/proc/$pid/status") KiB"
+done
 remove "${names[@]}"
 rm -rf "$other" "$other"0 "$other"1
 
