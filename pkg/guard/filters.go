@@ -197,17 +197,11 @@ const lastBreath = 2 * time.Millisecond
 func (g *Guard) filterGone(l *listener) {
 	l.dead.Store(true)
 	l.halted.Store(true)
-	go func() {
-		for deadline := time.Now().Add(2 * time.Second); l.total.Load() > 0 && time.Now().Before(deadline); {
-			time.Sleep(time.Millisecond)
-		}
-		if l.total.Load() == 0 {
-			l.close()
-		}
-	}()
+	if l.total.Load() == 0 { // else the last worker does it
+		l.close()
+	}
 	g.startSweep()
 	g.mu.Lock()
-	delete(g.filters, l)
 	g.listeners--
 	last := g.listeners == 0
 	g.mu.Unlock()

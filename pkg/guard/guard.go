@@ -97,7 +97,7 @@ type Guard struct {
 	watch   *watcher
 	monitor *monitor
 	// work is held by whoever changes something without being called by the container, see chargeUnpaidTime; filters are those that are
-	// served.
+	// served, or that are gone while a worker still has a call of theirs.
 	work      sync.RWMutex
 	filters   map[*listener]bool // with mu held
 	doors     doors

@@ -70,7 +70,7 @@ func (r *rig) restored(old *Guard) (s *handover.State, next *Guard, resume func(
 		}
 	}
 	for _, l := range filters {
-		if !l.awaitIdle(time.Now().Add(200 * time.Millisecond)) {
+		if !l.awaitIdle(time.Now().Add(200*time.Millisecond)) || l.dead.Load() {
 			return nil, nil, resume, busy("a call")
 		}
 	}

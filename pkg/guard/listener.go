@@ -27,6 +27,7 @@ type listener struct {
 	waiting atomic.Int32
 	taken   atomic.Uint64 // notifications received
 	dead    atomic.Bool
+	closed  sync.Once
 	halted  atomic.Bool  // dead, or nobody is to wait (park)
 	waking  sync.Mutex   // held over the look at waiting and the signal that wakes that thread
 	watched atomic.Bool  // by the monitor
@@ -77,7 +78,11 @@ type worker struct {
 
 // serveCalls receives and serves, for as long as this worker is the one that waits.
 func (l *listener) serveCalls() {
-	defer l.total.Add(-1)
+	defer func() {
+		if l.total.Add(-1) == 0 && l.dead.Load() {
+			l.close()
+		}
+	}()
 	w, err := l.idleWorker()
 	if err != nil {
 		l.waiting.Store(0)
@@ -138,15 +143,20 @@ func (l *listener) parkWorker(w *worker) {
 
 // close lets go of a dead filter, after its last worker.
 func (l *listener) close() {
-	_ = unix.Close(l.fd)
-	for {
-		select {
-		case w := <-l.spare:
-			w.mem.unmap()
-		default:
-			return
+	l.closed.Do(func() {
+		l.guard.mu.Lock()
+		delete(l.guard.filters, l)
+		l.guard.mu.Unlock()
+		_ = unix.Close(l.fd)
+		for {
+			select {
+			case w := <-l.spare:
+				w.mem.unmap()
+			default:
+				return
+			}
 		}
-	}
+	})
 }
 
 // receive waits for a notification. False: no task has the filter any more.
