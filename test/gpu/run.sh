@@ -37,6 +37,7 @@ status=0
 for part in "$@"; do
 	case $part in
 	checks | memory | faults | ends | walk | upgrade | peers | micro | calls | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
+	account) ONLY='^account$' hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/shares.sh ;;
 	real) ONLY='^(real|two gpus) ' hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/shares.sh ;;
 	conformance) (
 		cd test/integration # where `go test` runs it
