@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+
+import processes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEAD, RAMP = 0.3, 0.4  # seconds between a run's order and its load, and between that and the time that counts
@@ -226,29 +227,6 @@ class Sampler:
         return sum(u / 100 * (t - t0) for (t, u), t0 in zip(self.samples, before)) if self.samples else None
 
 
-class Exporter:
-    """`cgpu exporter` on a port of its own."""
-
-    def __init__(self):
-        self.process = subprocess.Popen(["cgpu", "exporter", "--listen", "127.0.0.1:0", "--no-nvml"], stdout=subprocess.PIPE, text=True)
-        line = self.process.stdout.readline()
-        if not line:
-            raise Broken("cgpu exporter: no address: exit status %s" % self.process.wait())
-        self.url = "http://%s/metrics" % line.split()[-1]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.wait(30)
-
-    def gpu_seconds(self, container):
-        text = urllib.request.urlopen(self.url, timeout=30).read().decode()
-        found = re.search(r'^cgpu_container_gpu_seconds_total\{[^}]*\bid="%s"[^}]*\} (\S+)' % container[:12], text, re.M)
-        return float(found.group(1)) if found else 0.0  # it is absent before the first work
-
-
 class Bench:
     def __init__(self, options):
         self.programs, self.out, self.rows, self.case, self.rate, self.card = options.programs, options.out, [], "", 0, None
@@ -418,20 +396,19 @@ class Bench:
     # NVML's utilization is the GPU's, not a container's; it is sampled ten times a second, and summed up.
 
     def accounts(self, exporter, workers):
-        """For each: GPU seconds by cgpu smi and by the exporter, switches, preemptions."""
-        smi = json.loads(output("cgpu", "smi", "-o", "json"))
-        found = []
+        """For each: GPU seconds by cgpu smi and by the exporter, switches, preemptions. What is absent is none yet."""
+        computed, text, found = {v["id"]: v.get("compute") or {} for v in processes.vgpus()}, exporter.scrape(), []
         for w in workers:
-            vgpu = next(v for g in smi["gpus"] for v in g["vgpus"] if v["id"] == w.id())
-            c = vgpu.get("compute") or {}
-            found.append((c.get("gpu_time_seconds", 0), exporter.gpu_seconds(vgpu["id"]), c.get("switches", 0), c.get("preemptions", 0)))
+            container = w.id()
+            c, line = computed[container], re.search(r'^cgpu_container_gpu_seconds_total\{[^}]*\bid="%s"[^}]*\} (\S+)' % container[:12], text, re.M)
+            found.append((c.get("gpu_time_seconds", 0), float(line.group(1)) if line else 0, c.get("switches", 0), c.get("preemptions", 0)))
         return found
 
-    def accounted(self, exporter, loads, seconds):
+    def accounted(self, exporter, sampler, loads, seconds):
         """Runs loads; for each its last line and what its account got more: smi, exporter, switches, preemptions. And NVML's seconds."""
         time.sleep(SETTLED)
         before = self.accounts(exporter, loads)
-        with Sampler() as sampler:
+        with sampler:
             _, runs, _ = self.measure(loads, seconds)
         time.sleep(SETTLED)
         after = self.accounts(exporter, loads)
@@ -441,10 +418,11 @@ class Bench:
         self.policy("preempt")
         off = lambda got, want: 100 * (got / want - 1)
         close = lambda percent: abs(percent) <= 1
-        with Exporter() as exporter, self.group("cgpu", [{"program": p, "size": "8GiB"} for p, _ in ACCOUNTED.values()] + [{}]) as workers:
+        sampler, specs = Sampler(), [{"program": p, "size": "8GiB"} for p, _ in ACCOUNTED.values()] + [{}]
+        with processes.Exporter("--no-nvml") as exporter, self.group("cgpu", specs) as workers:
             hog = workers[-1]
             for (name, (_, load)), w in zip(ACCOUNTED.items(), workers):
-                [(final, smi, exported, switches, _)], nvml = self.accounted(exporter, {w: load}, seconds)
+                [(final, smi, exported, switches, _)], nvml = self.accounted(exporter, sampler, {w: load}, seconds)
                 events, each = final["event_us"] * 1e-6, final["event_us"] * 1e-6 / final["launched"]
                 self.row(name + ": smi against events", "%.3f s, %.3f s: %+.2f %%" % (smi, events, off(smi, events)), "± 1 %",
                          close(off(smi, events)), smi=smi, events=events, switches=switches)
@@ -454,7 +432,7 @@ class Bench:
 
                 # The neighbour has work before, and after.
                 covering = "%s --ramp-ms 600 --seconds %g" % (MS1, seconds + 1.5)
-                (mine, its), nvml = self.accounted(exporter, {w: load, hog: covering}, seconds)
+                (mine, its), nvml = self.accounted(exporter, sampler, {w: load, hog: covering}, seconds)
                 final, smi, exported, switches, preemptions = mine
                 expected = each * final["launched"]
                 saving = preemptions * SAVE_PREEMPTED + (switches - preemptions) * SAVE_YIELDED
