@@ -71,6 +71,7 @@ split() {
 vgpu() {
 	local size=$1 options command
 	shift
+	[[ ${CGPU_TEST_DRIVER:-} != sim ]] || size=512MiB # of a card of 15 GiB
 	split "$@"
 	docker run --runtime cgpu "${host_options[@]}" -e ALIYUN_COM_GPU_MEM_CONTAINER="$size" -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 \
 		"${options[@]}" host "${command[@]}"

@@ -45,7 +45,6 @@ ACCOUNTED = {"kernel loop": ("share", MS1), "ResNet-50": (MODEL + "resnet --even
 SETTLED = 10  # seconds after which a container that is alone on its GPU has the time in its account: 8, and the exporter's second
 # What a context's end of turn takes on the engine until it is saved, and what lies between two runs (docs/internals/sched.md).
 SAVE_PREEMPTED, SAVE_YIELDED, BETWEEN = 0.10e-3, 0.06e-3, 0.083e-3
-SIMULATED = os.environ.get("CGPU_TEST_DRIVER") == "sim"
 
 
 class Broken(Exception):
@@ -65,7 +64,6 @@ class Worker:
             options += ["-e", "ALIYUN_COM_GPU_%s=%s" % (key, value)]
         if side != "cgpu" and "VISIBLE_DEVICES" not in (env or {}):
             options += ["-e", "CUDA_VISIBLE_DEVICES=0"]
-        size = "512MiB" if SIMULATED else size  # of a smaller card
         script, *words = program.split()
         if script.endswith(".py"):
             command = [sys.executable, bench.programs + "/" + script, *words, "--stdin"]
