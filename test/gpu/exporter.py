@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What `cgpu exporter` costs with 20 and with 60 containers, scraped every 15 s, each second, and not at all: its CPU time and its helper's (NVML),
 the guards' that it asks, memory, and how long a scrape takes. Run by run.sh on a private node; the containers hold memory and need no CUDA,
 as a guard has the same to say of one that computes. A table for docs/measurements.md goes to standard output, all figures to

@@ -9,7 +9,7 @@ workloads=$(cd "$(dirname "${BASH_SOURCE[0]}")/workloads" && pwd)
 built=/opt/cgpu-workloads
 python=$(command -v python3)
 if [[ ${CGPU_TEST_DRIVER:-} == sim ]]; then
-	built=${CGPU_NODE:?run on a private node}/workloads
+	built=${CGPU_NODE:?run on a private node}/opt/workloads
 	python=/usr/bin/python3 # containers have /usr
 fi
 
@@ -52,7 +52,7 @@ make_host_image() {
 
 # Read-write on purpose: mount points for driver files that the machine keeps elsewhere are made below /usr.
 host_options=(--network none -v /usr:/usr -v /opt:/opt)
-[[ $built == /opt/* ]] || host_options+=(-v "$built:$built")
+[[ $built == /opt/* ]] || host_options+=(-v "${built%/*}:${built%/*}")
 for name in bin sbin lib lib32 lib64; do
 	[[ -L /$name || ! -d /$name ]] || host_options+=(-v "/$name:/$name:ro")
 done

@@ -24,11 +24,14 @@ def say(**line):
 
 
 def compute(seconds, kernel_us=1000.0, gap="0"):
-    """Kernels for so many seconds; what the simulated driver says of them."""
-    command = [HERE + "/cgpu-probe", "work", "--json", "--kernel", "%gus" % kernel_us, "--gap", gap, "--for", "%.3fs" % seconds,
-               "--windows", "100ms"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+    """Kernels for so many seconds. What the simulated driver says of them, a line at a time: of each window, and of all at the end."""
+    command = [HERE + "/cgpu-probe", "work", "--kernel", "%gus" % kernel_us, "--gap", gap, "--for", "%.3fs" % seconds, "--windows", "100ms"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        what, *words = line.split()
+        yield what, {k: float(v) for k, v in (word.split("=") for word in words)}
+    if process.wait():
+        sys.exit("%s: exit %d" % (command, process.returncode))
 
 
 def run(o):
@@ -36,22 +39,21 @@ def run(o):
     start = float(o.get("start-at", 0)) or time.time() + ramp + 0.1
     time.sleep(max(0, start - ramp - time.time()))
     begin, seconds, kernel_us = time.time(), float(o.get("seconds", 5)), float(o.get("kernel-us", 1000))
-    did = compute(seconds + ramp + 0.2, kernel_us, GAPS.get(o.get("model"), "0"))
-    t, total = begin, 0.0
-    for w in did["windows"]:
-        t, done = t + w["elapsedNs"] / 1e9, w["gpuTimeNs"] / 1e3
-        total += done
-        say(t=t, done=done, total=total)
-    gpu_us = did["total"]["gpuTimeNs"] / 1e3
-    say(final=True, count=did["total"]["kernels"], work_us=gpu_us, seconds=seconds, late_ms=max(0, begin - start + ramp) * 1000, lost_us=0,
-        launched=did["total"]["kernels"], event_us=did["total"]["elapsedNs"] / 1e3 if NAME == "share" else gpu_us, p50=1, p90=1, p99=1, max=1, unfinished=0, samples=[])
+    total = 0.0
+    for what, did in compute(seconds + ramp + 0.2, kernel_us, GAPS.get(o.get("model"), "0")):
+        if what != "total":
+            total += did["gpu_ms"] * 1e3
+            say(t=time.time(), done=did["gpu_ms"] * 1e3, total=total)
+    gpu_us, elapsed_us = did["gpu_ms"] * 1e3, did["elapsed_ms"] * 1e3
+    say(final=True, count=did["kernels"], work_us=gpu_us, seconds=seconds, late_ms=max(0, begin - start + ramp) * 1000, lost_us=0,
+        launched=did["kernels"], event_us=elapsed_us if NAME == "share" else gpu_us, p50=1, p90=1, p99=1, max=1, unfinished=0, samples=[])
 
 
 if NAME in ("steady", "managed", "fill"):  # their arguments have no names
     numbers = [float(x) for x in sys.argv[1:] if x.replace(".", "", 1).isdigit()]
     print("managed cudaSuccess\nordinary cudaSuccess" if NAME == "managed" else "kept canary 1", flush=True)
     for _ in range(int(numbers[-1])) if NAME == "managed" else [0]:
-        compute(1 if NAME == "managed" else numbers[0] if NAME == "steady" else 1)
+        list(compute(numbers[0] if NAME == "steady" else 1))
         if NAME == "managed":
             print("right 1 rounds", flush=True)
     sys.exit(0)
