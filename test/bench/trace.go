@@ -64,7 +64,10 @@ func trace(lab *node.Node, strace, id string, env []string) ([]traceEvent, error
 		return nil, err
 	}
 	// One strace around all, as it ends with the last of those that it traces, and the guard lives until the end.
-	script := `"$0" --root "$1" create --bundle "$2" "$3" && "$0" --root "$1" start "$3"; status=$?; "$0" --root "$1" delete --force "$3"; exit $status`
+	script := `"$0" --root "$1" create --bundle "$2" "$3" && "$0" --root "$1" start "$3"
+		status=$?
+		"$0" --root "$1" delete --force "$3"
+		exit $status`
 	r := lab.Run(nil, strace, "-f", "-ttt", "--seccomp-bpf", "-s", "200", "-o", file, "-e", "trace=execve,exit_group,mount,move_mount,pivot_root",
 		"sh", "-c", script, filepath.Join(lab.Bin, "cgpu-runtime"), filepath.Join(root, "state"), bundle, id)
 	if r.Code != 0 {

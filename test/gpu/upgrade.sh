@@ -135,12 +135,14 @@ sleep 6
 to=$(date +%s.%N)
 check 'all are upgraded again and again' upgrades
 end=$(date +%s.%N)
+sleep 0.5 # the last lines of the logs
+parts=$(stalls)
 [[ ${CGPU_TEST_DRIVER:-} == sim ]] || check 'accounts agree with the driver' accounts # by nvidia-smi
 before=$(work "$from" "$to") during=$(work "$to" "$end")
 check 'throughput' throughput "$before" "$during"
 check 'results' results
 grep -A 40 'all are upgraded' "$log" | head -n 12
-stalls
+echo "$parts"
 for pid in $(jq -r '.records[].guardPid' "$CGPU_RUN_DIR/ledger.json" | head -n 3); do # of those with managed memory
 	descriptors=("/proc/$pid/fd"/*)
 	echo "guard $pid: ${#descriptors[@]} descriptors, $(awk '/VmRSS/ {print $2}' "/proc/$pid/status") KiB"
