@@ -27,6 +27,10 @@ func traces(lab *node.Node, rounds int) ([]figure, error) {
 		fmt.Fprintln(os.Stderr, "bench: no trace of a start: there is no strace")
 		return nil, nil
 	}
+	// Or the first start makes the node's table, and the simulated driver, for whose end strace would wait.
+	if r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "refresh"); r.Code != 0 {
+		return nil, fmt.Errorf("%s", r)
+	}
 	var figures []figure
 	for _, way := range []struct {
 		name string
@@ -68,7 +72,8 @@ func trace(lab *node.Node, strace, id string, env []string) ([]traceEvent, error
 		status=$?
 		"$0" --root "$1" delete --force "$3"
 		exit $status`
-	r := lab.Run(nil, strace, "-f", "-ttt", "--seccomp-bpf", "-s", "200", "-o", file, "-e", "trace=execve,exit_group,mount,move_mount,pivot_root",
+	calls := "trace=execve,mount,move_mount,symlinkat,renameat"
+	r := lab.Run(nil, strace, "-f", "-ttt", "--seccomp-bpf", "-s", "200", "-o", file, "-e", calls,
 		"sh", "-c", script, filepath.Join(lab.Bin, "cgpu-runtime"), filepath.Join(root, "state"), bundle, id)
 	if r.Code != 0 {
 		return nil, fmt.Errorf("%s", r)
@@ -80,7 +85,7 @@ func trace(lab *node.Node, strace, id string, env []string) ([]traceEvent, error
 	return readTrace(string(text)), nil
 }
 
-// traceEvent is a line of strace's: a program that begins (its base name, and its arguments), one that ends, a mount.
+// traceEvent is a line of strace's: a program that begins (its base name, and its arguments), one that ends, a mount, a link, a new name.
 type traceEvent struct {
 	pid        string
 	at         float64 // ms
@@ -99,7 +104,7 @@ func readTrace(text string) (events []traceEvent) {
 		if err != nil || strings.Contains(m[4], ") = -1 ") {
 			continue
 		}
-		e := traceEvent{pid: m[1], at: seconds * 1000, call: m[3] + m[5]}
+		e := traceEvent{pid: m[1], at: seconds * 1000, call: m[3] + m[5], args: m[4]}
 		if p := traceExec.FindStringSubmatch(m[4]); e.call == "execve" && p != nil {
 			e.name, e.args = filepath.Base(p[1]), p[2]
 		}
@@ -144,18 +149,28 @@ func split(events []traceEvent) (parts []part) {
 	add("  cgpu-runtime until it is runc", create, runc)
 	add("    until the guard begins", create, guard)
 	add("  runc until its init begins", runc, inits)
-	var mounts []*traceEvent
+	var mounts, links []*traceEvent
+	var cache *traceEvent
+	setup := first(create, begins("cgpu-hook", `"setup"`))
 	for i, e := range events {
 		switch {
 		case strings.HasSuffix(e.call, "mount") && created != nil && e.at < created.at:
 			mounts = append(mounts, &events[i])
 		case begins("cgpu-hook", "")(e): // of create, or of delete
 			add("  "+hookName(e), &events[i], first(&events[i], ends(&events[i])))
+		case e.call == "symlinkat" && setup != nil && e.at > setup.at: // runc makes some before
+			links = append(links, &events[i])
+		case e.call == "renameat" && strings.Contains(e.args, `"ld.so.cache"`):
+			cache = &events[i]
 		}
 	}
 	if n := len(mounts); n > 1 {
 		add("  from the first mount to the last", mounts[0], mounts[n-1])
 		parts = append(parts, part{"  number of mounts (no ms)", float64(n)})
+	}
+	if n := len(links); n > 0 {
+		add("  links, of cgpu-hook setup", links[0], links[n-1])
+		add("  ld cache, of cgpu-hook setup", links[n-1], cache)
 	}
 	start := first(created, begins("cgpu-runtime", `"start"`))
 	startRunc := first(start, begins("runc", `"start"`))
