@@ -140,6 +140,9 @@ func split(events []traceEvent) (parts []part) {
 	ends := func(of *traceEvent) func(traceEvent) bool {
 		return func(e traceEvent) bool { return of != nil && e.call == "exited" && e.pid == of.pid }
 	}
+	if len(events) == 0 {
+		return nil
+	}
 	create := first(&events[0], begins("cgpu-runtime", `"create"`))
 	guard := first(create, begins("cgpu-guard", ""))
 	runc := first(create, begins("runc", `"create"`))

@@ -105,4 +105,4 @@ if __name__ == "__main__":
             closedloop.step(work).synchronize()
         closedloop.say(ready=True)
         for o in closedloop.orders(p, options):
-            closedloop.run(o, work, batch, ahead)
+            closedloop.run(o, work, batch, o.ahead or ahead)
