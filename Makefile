@@ -69,7 +69,7 @@ unit: ## tests of the packages and of the limiter, with the race detector
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, podman, CRI-O, runc, crun and Slurm in private folders (root)
 	@# cgpu install is tried with the machine's engines and with today's; other tests need not wait for these.
 	$(if $(RUN),$(if $(findstring Install,$(RUN)),$(ENGINES)),$(ENGINES)) hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 60m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
-	hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 30m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/ ./test/slurm/
+	hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 30m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/ ./test/slurm/ ./test/bench/
 	CGPU_BIN=$(abspath $(BIN)) go test -tags integration -count 1 -timeout $(if $(CGPU_FAULTS),6h,30m) $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/faults/
 
 kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes

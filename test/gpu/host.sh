@@ -1,5 +1,6 @@
-# Sourced by checks.sh, memory.sh, micro.sh, calls.sh and shares.sh on a private node: an image `host` whose container has the machine's
-# own userland (CUDA programs, PyTorch), and the compiled workloads.
+# Sourced by checks.sh, memory.sh, micro.sh, calls.sh, shares.sh, soak.sh and upgrade.sh on a private node: an image `host` whose container
+# has the machine's own userland (CUDA programs, PyTorch), and the compiled workloads. On the simulated driver, where scripts are tried
+# without a GPU, one program stands in for all of these (workloads/standin.py).
 #   vgpu SIZE [docker options] -- COMMAND…     a container on a vGPU of SIZE
 #   bare [docker options] -- COMMAND…          the same with the whole card, started by runc
 # shellcheck shell=bash
@@ -7,12 +8,21 @@
 workloads=$(cd "$(dirname "${BASH_SOURCE[0]}")/workloads" && pwd)
 built=/opt/cgpu-workloads
 python=$(command -v python3)
+if [[ ${CGPU_TEST_DRIVER:-} == sim ]]; then
+	built=${CGPU_NODE:?run on a private node}/opt/workloads
+	python=/usr/bin/python3 # containers have /usr
+fi
 
 # compile [NAME…]: those workloads; none named: all but graphics.sh's, which it builds with their libraries.
 compile() {
 	local name
 	mkdir -p "$built"
 	cp "$workloads"/*.py "$built"/
+	if [[ ${CGPU_TEST_DRIVER:-} == sim ]]; then
+		cp "$CGPU_BIN/cgpu-probe" "$built"/
+		for name in share latency steady managed fill models.py; do cp "$workloads/standin.py" "$built/$name"; done
+		return
+	fi
 	if [[ $# -eq 0 ]]; then
 		# shellcheck disable=SC2046 # no name has a space
 		set -- $(basename -s .cu "$workloads"/*.cu | grep -vx nvjpeg)
@@ -42,6 +52,7 @@ make_host_image() {
 
 # Read-write on purpose: mount points for driver files that the machine keeps elsewhere are made below /usr.
 host_options=(--network none -v /usr:/usr -v /opt:/opt)
+[[ $built == /opt/* ]] || host_options+=(-v "${built%/*}:${built%/*}")
 for name in bin sbin lib lib32 lib64; do
 	[[ -L /$name || ! -d /$name ]] || host_options+=(-v "/$name:/$name:ro")
 done
@@ -60,6 +71,7 @@ split() {
 vgpu() {
 	local size=$1 options command
 	shift
+	[[ ${CGPU_TEST_DRIVER:-} != sim ]] || size=512MiB # of a card of 15 GiB
 	split "$@"
 	docker run --runtime cgpu "${host_options[@]}" -e ALIYUN_COM_GPU_MEM_CONTAINER="$size" -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 \
 		"${options[@]}" host "${command[@]}"

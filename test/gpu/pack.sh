@@ -3,7 +3,7 @@
 # the container engines with their libraries, cgpu's binaries, the conformance suite, the programs of graphics.sh with their loaders. Run it
 # on Debian or Ubuntu, not newer than that machine's, with libvulkan-dev, libegl-dev, libgles-dev, ocl-icd-opencl-dev, opencl-headers and
 # libffmpeg-nvenc-dev.
-#   test/gpu/pack.sh [DIR] [graphics]   graphics: those programs alone
+#   test/gpu/pack.sh [DIR] [graphics | figures]   graphics: those programs alone; figures: without them and without the conformance suite
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dir=${1:-.gpu}
@@ -31,7 +31,7 @@ libraries() {
 	done
 }
 
-if [[ ! -s $dir/graphics.tar.xz || ${2:-} == graphics ]]; then
+if [[ ${2:-} != figures && ! -s $dir/graphics.tar.xz || ${2:-} == graphics ]]; then
 	# The loaders, and what the driver's libGLX links with.
 	fetch libvulkan1 libegl1 libglvnd0 libopengl0 libgles2 ocl-icd-libopencl1 libx11-6 libxext6 libxcb1 libxau6 libxdmcp6 libbsd0 libmd0
 	graphics=$tmp/graphics programs=test/gpu/workloads
@@ -66,7 +66,8 @@ make build
 mkdir "$tmp/cgpu"
 cp bin/* "$tmp/cgpu/"
 rm -f "$tmp/cgpu"/{*.json,kubectl-cgpu,cgpu-agent} # large, and test/kubernetes/pack.sh has them
-CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/integration.test" ./test/integration
+[[ ${2:-} == figures ]] ||
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/integration.test" ./test/integration
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/bench" ./test/bench
 tar -C "$tmp/cgpu" -c . | xz --x86 --lzma2=preset=6,dict=64MiB >"$dir/cgpu.tar.xz"
 du -h "$dir"/*.tar.xz

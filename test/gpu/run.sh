@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
-# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, peers.sh, bare.sh, the conformance suite, the benchmark, the
-# measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two GPUs), graphics.sh, mps-trace.sh, and foreign.sh
-# on the suites in DIR/foreign.tar.xz, which the caller has put there. Logs go to $OUT.
-#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [upgrade] [peers] [bare] [conformance] [bench] [micro] [calls] [shares] [real]
-#   [graphics] [mps-trace] [foreign]
+# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, peers.sh, bare.sh, the conformance suite, the benchmark
+# (start: what a start costs alone, and where that goes), the measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two
+# GPUs; account: GPU seconds against CUDA's events), exporter.py, soak.sh, graphics.sh, mps-trace.sh, and foreign.sh on the suites in DIR/foreign.tar.xz,
+# which the caller has put there. Logs go to $OUT; where that would be more than 8 files, all but the tables (*.txt) are in one, logs.tar.gz.
+#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [upgrade] [peers] [bare] [conformance] [bench] [start] [micro] [calls] [shares]
+#   [real] [account] [exporter] [soak] [graphics] [mps-trace] [foreign]
 #   (default: checks)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -33,10 +34,18 @@ lacking() {
 lacking "$engines/lib"
 export PATH=$engines:$PATH CGPU_BIN=$cgpu CGPU_TEST_DRIVER=nvidia
 
+# table SECONDS COMMAND…: on a private node, for so long at most; what it prints goes to $OUT, too
+table() { timeout -k 30 "$1" hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "${@:2}" | tee "$OUT/$part.txt"; }
+
 status=0
 for part in "$@"; do
 	case $part in
-	checks | memory | faults | ends | walk | upgrade | peers | micro | calls | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
+	checks | memory | faults | ends | walk | peers | micro | calls | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
+	account) ONLY='^account$' FIGURES=account table 300 test/gpu/shares.sh ;;
+	exporter) table 420 test/gpu/exporter.py ;;
+	start) table 240 "$cgpu/bench" -only starts,traces -o "$OUT/start.json" ;;
+	soak) table $((${SOAK:-510} + 80)) test/gpu/soak.sh ;;
+	upgrade) table 150 test/gpu/upgrade.sh ;;
 	real) ONLY='^(real|two gpus) ' hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/shares.sh ;;
 	conformance) (
 		cd test/integration # where `go test` runs it
@@ -65,4 +74,9 @@ for part in "$@"; do
 done
 [[ ! -d /tmp/cgpu-foreign ]] || tar -C /tmp/cgpu-foreign -czf "$OUT/foreign-logs.tar.gz" . || true
 [[ ! -d /tmp/cgpu-logs ]] || tar -C /tmp/cgpu-logs -czf "$OUT/node-logs.tar.gz" . || true
+if (($(find "$OUT" -type f | wc -l) > 8)); then
+	find "$OUT" -type f ! -name '*.txt' -printf '%P\0' >/tmp/cgpu-gpu-files
+	tar -C "$OUT" --null -T /tmp/cgpu-gpu-files --remove-files -czf /tmp/cgpu-gpu-logs.tar.gz
+	mv /tmp/cgpu-gpu-logs.tar.gz "$OUT/logs.tar.gz"
+fi
 exit "$status"

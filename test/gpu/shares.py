@@ -18,6 +18,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import processes
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEAD, RAMP = 0.3, 0.4  # seconds between a run's order and its load, and between that and the time that counts
 # cgpu; or the whole card with runc, and the driver's own timeslices or one MPS server for all.
@@ -38,6 +40,13 @@ UNITS = {"resnet": "img/s", "bert": "seq/s", "decoder": "tokens/s", "allreduce":
 # pause between two in ms, weight; least percent of the GPU for each.
 LOOPS = [(100, 0, 1, 7.5, 75), (1000, 0, 1, 43, 43), (1000, 0, 3, 60, 18), (5000, 0, 1, 47, 47), (20000, 0, 1, None, None), (1000, 1, 1, None, None)]
 SERVICE_US, SERVICE_KERNELS = 2000, 50
+# Whose GPU seconds are compared with CUDA's events: one that never waits, one with some steps under way, one that waits for each; and
+# the load by which the last one's steps come without a pause between them.
+ACCOUNTED = {"kernel loop": ("share", MS1, ""), "ResNet-50": (MODEL + "resnet --events", "", ""),
+             "decoder": (MODEL + "decoder --graph --events", "", "--ahead 4")}
+SETTLED = 10  # seconds after which a container that is alone on its GPU has the time in its account: 8, and the exporter's second
+# What a context's end of turn takes on the engine until it is saved, and what lies between two runs (docs/internals/sched.md).
+SAVE_PREEMPTED, SAVE_YIELDED, BETWEEN = 0.10e-3, 0.06e-3, 0.083e-3
 
 
 class Broken(Exception):
@@ -182,6 +191,40 @@ def quantile(values, q):
 
 def percents(values):
     return " : ".join("%.1f" % v for v in values)
+
+
+class Sampler:
+    """The GPU's utilization by NVML, ten times a second, as monitors have it. Of no use where there is no NVML."""
+
+    def __init__(self):
+        try:
+            import pynvml
+            pynvml.nvmlInit()
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
+            self.read = lambda: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu
+            self.read()
+        except Exception as e:  # the module's own kinds, or no module
+            self.read = None
+            print("NVML is not sampled: %s" % e)
+
+    def __enter__(self):
+        self.begin, self.samples, self.done = time.time(), [], threading.Event()
+        self.thread = threading.Thread(target=self.sample, daemon=True)
+        self.thread.start()
+        return self
+
+    def sample(self):
+        while self.read and not self.done.wait(0.1):
+            self.samples.append((time.time(), self.read()))
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+
+    def seconds(self):
+        """Utilization times time; None: not known."""
+        before = [self.begin] + [t for t, _ in self.samples]
+        return sum(u / 100 * (t - t0) for (t, u), t0 in zip(self.samples, before)) if self.samples else None
 
 
 class Bench:
@@ -342,6 +385,78 @@ class Bench:
         self.row("one of them alone", "%.4g %s" % (alone, unit), **totals)
         self.row("two of one alone", "%.1f %%" % got, "≥ 95 %" if ours else "", got >= 95 if ours else None, percent=got)
         self.row("  shares", percents(totals["shares"]), "50.0 : 50.0 ± 2" if ours else "", abs(totals["shares"][0] - 50) <= 2 if ours else None)
+
+    # GPU seconds: a program's CUDA events against cgpu smi and the exporter.
+    #
+    # Alone, events around its work are its time on the GPU. Of a program that waits they are around each step, and the GPU comes to the first
+    # before the work has been launched: some 10 µs each. So how long a step is was measured with some of them under way, too.
+    # Beside another they have the other's turns in them, and no clock of the GPU's stands still meanwhile. So there
+    #  * the program is expected to need for each unit of work what it needed alone by its events. What a turn's end takes on the engine until
+    #    the context is saved comes on top, and is in the account by intent (sched.md); with and without it are printed.
+    #  * what both got and the time between their runs is the whole time of a GPU that never had nothing to do: the neighbour's events.
+    # NVML's utilization is the GPU's, not a container's; it is sampled ten times a second, and summed up.
+
+    def accounts(self, exporter, workers):
+        """For each: GPU seconds by cgpu smi and by the exporter, switches, preemptions. What is absent is none yet."""
+        computed, text, found = {v["id"]: v.get("compute") or {} for v in processes.vgpus()}, exporter.scrape(), []
+        for w in workers:
+            container = w.id()
+            c, line = computed[container], re.search(r'^cgpu_container_gpu_seconds_total\{[^}]*\bid="%s"[^}]*\} (\S+)' % container[:12], text, re.M)
+            found.append((c.get("gpu_time_seconds", 0), float(line.group(1)) if line else 0, c.get("switches", 0), c.get("preemptions", 0)))
+        return found
+
+    def accounted(self, exporter, sampler, loads, seconds):
+        """Runs loads; for each its last line and what its account got more: smi, exporter, switches, preemptions. And NVML's seconds."""
+        time.sleep(SETTLED)
+        before = self.accounts(exporter, loads)
+        with sampler:
+            _, runs, _ = self.measure(loads, seconds)
+        time.sleep(SETTLED)
+        after = self.accounts(exporter, loads)
+        return [(r.finals[0], *(b - a for a, b in zip(x, y))) for r, x, y in zip(runs, before, after)], sampler.seconds()
+
+    def account(self, seconds=8.0):
+        self.policy("preempt")
+        off = lambda got, want: 100 * (got / want - 1)
+        close = lambda percent: abs(percent) <= 1
+        sampler, specs = Sampler(), [{"program": p, "size": "8GiB"} for p, _, _ in ACCOUNTED.values()] + [{}]
+        with processes.Exporter("--no-nvml") as exporter, self.group("cgpu", specs) as workers:
+            hog = workers[-1]
+            for (name, (_, load, packed)), w in zip(ACCOUNTED.items(), workers):
+                each = None
+                if packed:
+                    _, (run,), _ = self.measure({w: packed}, 2)
+                    each = run.finals[0]["event_us"] * 1e-6 / run.finals[0]["launched"]
+                [(final, smi, exported, switches, _)], nvml = self.accounted(exporter, sampler, {w: load}, seconds)
+                events = final["event_us"] * 1e-6
+                each = each or events / final["launched"]
+                self.row(name + ": smi against events", "%.3f s, %.3f s: %+.2f %%" % (smi, events, off(smi, events)), "" if packed else "± 1 %",
+                         None if packed else close(off(smi, events)), smi=smi, events=events, switches=switches)
+                if packed:
+                    events = each * final["launched"]
+                    self.row("  against its steps without a pause", "%.3f s, %.3f s: %+.2f %%" % (smi, events, off(smi, events)), "± 1 %",
+                             close(off(smi, events)), steps=events)
+                self.row("  the exporter", "%.3f s: %+.2f %%" % (exported, off(exported, smi)), "± 1 % of smi", close(off(exported, smi)),
+                         exporter=exported)
+                if nvml is not None:
+                    self.row("  NVML at 10 Hz", "%.3f s: %+.2f %%" % (nvml, off(nvml, events)), nvml=nvml)
+
+                # The neighbour has work before, and after.
+                covering = "%s --ramp-ms 600 --seconds %g" % (MS1, seconds + 1.5)
+                (mine, its), nvml = self.accounted(exporter, sampler, {w: load, hog: covering}, seconds)
+                final, smi, exported, switches, preemptions = mine
+                expected = each * final["launched"]
+                saving = preemptions * SAVE_PREEMPTED + (switches - preemptions) * SAVE_YIELDED
+                self.row(name + ", neighbour: smi against work", "%.3f s, %.3f s: %+.2f %%" % (smi, expected, off(smi, expected)), smi=smi,
+                         expected=expected, switches=switches, preemptions=preemptions, exporter=exported)
+                self.row("  and what %d saves take" % switches, "%.3f s: %+.2f %%" % (expected + saving, off(smi, expected + saving)), "± 1 %",
+                         close(off(smi, expected + saving)))
+                self.row("  the exporter", "%.3f s: %+.2f %%" % (exported, off(exported, smi)), "± 1 % of smi", close(off(exported, smi)))
+                whole, both = its[0]["event_us"] * 1e-6, smi + its[1] + (switches + its[3]) * BETWEEN
+                self.row("  both, and between, of the whole time", "%.3f s, %.3f s: %+.2f %%" % (both, whole, off(both, whole)), "± 1 %",
+                         close(off(both, whole)), both=both, whole=whole, neighbour=its[1], neighbour_switches=its[3])
+                if nvml is not None:
+                    self.row("  NVML at 10 Hz, of the GPU", "%.3f s, of whom: unknown" % nvml, nvml=nvml)
 
     def caps(self):
         with self.group("default", [{}]) as (alone,):
@@ -559,6 +674,7 @@ class Bench:
             for side in ("default", "mps", "cgpu"):
                 listed.append(("real %s %s" % (model, side), 75, lambda m=model, s=side: self.sharers(s, MODEL + m, "", UNITS[m], None)))
         listed.append(("real service", 200, self.service))
+        listed.append(("account", 210, self.account))
         if len(glob.glob("/dev/nvidia[0-9]*")) > 1:
             for what in ("allreduce", "ddp"):
                 for side in ("default", "cgpu"):

@@ -1,9 +1,11 @@
 """A model with random weights, fp16, in a closed loop.
-usage: models.py [--model resnet|bert|decoder] [--batch N] [--ahead N] [--seconds S] [--start-at EPOCH] [--ramp-ms 400] [--stdin]
+usage: models.py [--model resnet|bert|decoder] [--batch N] [--ahead N] [--graph] [--events] [--seconds S] [--start-at EPOCH] [--ramp-ms 400] [--stdin]
   resnet    ResNet-50, batch 64, four batches under way: with one, the GPU would be idle for a moment after each, and a
             neighbour's turn come with it. Counts images.
   bert      BERT-Large, batch 8 of 128 tokens, one after the other. Counts sequences.
-  decoder   a Llama of 1.1 billion parameters, batch 4, a token for each after the other with a cache of 128. Counts tokens."""
+  decoder   a Llama of 1.1 billion parameters, batch 4, a token for each after the other with a cache of 128. Counts tokens.
+--graph launches a step as one CUDA graph, as servers decode: the GPU does not wait between its kernels. --events has the time of all
+steps by CUDA's events in the last line."""
 import torch
 
 import closedloop
@@ -72,6 +74,18 @@ def decoder(batch):
     return token
 
 
+def graphed(work):
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # what is made at the first times may not be captured
+        for _ in range(3):
+            work()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 MODELS = {"resnet": (resnet, 64, 4), "bert": (bert, 8, 1), "decoder": (decoder, 4, 1)}  # how it is made, batch, steps under way
 
 if __name__ == "__main__":
@@ -79,15 +93,16 @@ if __name__ == "__main__":
     p.add_argument("--model", choices=sorted(MODELS), default="resnet")
     p.add_argument("--batch", type=int)
     p.add_argument("--ahead", type=int)
+    p.add_argument("--graph", action="store_true")
     options = p.parse_args()
     make, batch, ahead = MODELS[options.model]
     batch, ahead = options.batch or batch, options.ahead or ahead
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with torch.inference_mode():
-        work = make(batch)
+        work = graphed(make(batch)) if options.graph else make(batch)
         for _ in range(20):
             closedloop.step(work).synchronize()
         closedloop.say(ready=True)
         for o in closedloop.orders(p, options):
-            closedloop.run(o, work, batch, ahead)
+            closedloop.run(o, work, batch, o.ahead or ahead)

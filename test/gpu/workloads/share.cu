@@ -8,7 +8,8 @@
 //     --processes     so many processes that each do the same
 //     --stdin         one run for each line of standard input, with the options there
 // A line {"pid","t","done","total"} for each window: work since the line before, and since the load began. At the end of a run
-// {"pid","final",…}: work and seconds counted; lost_us is work that was launched and never done (kernels of one chunk only).
+// {"pid","final",…}: work and seconds counted; lost_us is work that was launched and never done (kernels of one chunk only). launched is all
+// work of the run, with what is before and after the time that counts, and event_us how long that took by CUDA's events.
 // While it runs it makes no driver call but launches, which need no ioctl: progress is read from mapped memory.
 #include <sys/wait.h>
 #include <thread>
@@ -49,6 +50,9 @@ static void run(Gpu& gpu, const Options& o, double rate) {
     CHECK(cudaStreamSynchronize(gpu.stream));
   }
 
+  cudaEvent_t first, last;
+  CHECK(cudaEventCreate(&first));
+  CHECK(cudaEventCreate(&last));
   const double ramp = o.number("ramp-ms", 400) * 1e-3, start = o.number("start-at", epoch() + ramp + 0.1), end = start + seconds;
   sleep_until(start - ramp);
   const double late = epoch() - (start - ramp);
@@ -66,6 +70,7 @@ static void run(Gpu& gpu, const Options& o, double rate) {
   });
   unsigned long long launched = 0;
   size_t managed = (size_t)o.number("managed-mib", 0) * MIB;
+  CHECK(cudaEventRecord(first, gpu.stream));
   while (epoch() < end + tail) {
     while (launched - gpu.board->done < depth) {
       if (graph) CHECK(cudaGraphLaunch(exec, gpu.stream));
@@ -81,13 +86,18 @@ static void run(Gpu& gpu, const Options& o, double rate) {
   }
   log.join();
   gpu.board->stop = 1;
+  CHECK(cudaEventRecord(last, gpu.stream));
   CHECK(cudaStreamSynchronize(gpu.stream));
+  float event_ms;
+  CHECK(cudaEventElapsedTime(&event_ms, first, last));
+  CHECK(cudaEventDestroy(first));
+  CHECK(cudaEventDestroy(last));
   if (graph) {
     CHECK(cudaGraphExecDestroy(exec));
     CHECK(cudaGraphDestroy(captured));
   }
-  printf("{\"pid\":%d,\"final\":true,\"work_us\":%.1f,\"seconds\":%.3f,\"late_ms\":%.1f,\"lost_us\":%.1f}\n", pid, at_end - at_start, windows * window,
-         late * 1e3, chunks > 1 ? 0 : (launched - gpu.board->done) / rate);
+  printf("{\"pid\":%d,\"final\":true,\"work_us\":%.1f,\"seconds\":%.3f,\"late_ms\":%.1f,\"lost_us\":%.1f,\"launched\":%.1f,\"event_us\":%.1f}\n", pid,
+         at_end - at_start, windows * window, late * 1e3, chunks > 1 ? 0 : (launched - gpu.board->done) / rate, launched / rate, event_ms * 1e3);
 }
 
 static int work(const Options& options) {
