@@ -30,6 +30,10 @@ func attacks() []attack {
 			run: counted(hostileTOCTOUFD)},
 		{name: "toctou-root", proves: "the one call that runs natively: what was made of it is found out, and the second time ends the " +
 			"process", run: hostileTOCTOURoot, killed: true},
+		{name: "toctou-root-file", proves: "the same where only the memory of the call is swapped, on a file that has the client",
+			run: hostileTOCTOURootFile, killed: true},
+		{name: "toctou-root-rights", proves: "rights that the driver gives nobody are no excuse for it", run: hostileTOCTOURootRights,
+			killed: true},
 		{name: "toctou-root-group", proves: "a channel group made of the one call that runs natively never runs",
 			run: hostileTOCTOURootGroup, killed: true},
 		{name: "bomb-clients", proves: "the number of RM clients is bounded", run: hostileBombClients},
