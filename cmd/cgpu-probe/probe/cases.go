@@ -70,7 +70,7 @@ func attacks() []attack {
 		{name: "paused", proves: "nothing computes while somebody outside has paused the container", run: hostilePaused},
 		{name: "finn", proves: "parameters that say they are serialised hide no size", run: onGPU(hostileFINN)},
 		{name: "heap", proves: "the old heap call is refused, or charged", run: onGPU(hostileHeap)},
-		{name: "allocmem", proves: "RM_ALLOC_MEMORY is refused for every class", run: onGPU(hostileAllocMem)},
+		{name: "allocmem", proves: "RM_ALLOC_MEMORY gives no device memory and no registers", run: counted(hostileAllocMem)},
 		{name: "legacy28", proves: "RM_ALLOC_OBJECT is refused for every class", run: onGPU(hostileLegacy28)},
 		{name: "unknown-class", proves: "classes that the guard does not know are refused", run: onGPU(hostileUnknownClass)},
 		{name: "unknown-control", proves: "controls that the guard does not know are refused", run: onGPU(hostileUnknownControl)},
