@@ -274,6 +274,7 @@ func (c *trappedCall) clearParams() {
 	}
 	if kind := c.class.Kind; len(c.params) > 0 && (kind == rm.ClassVidmem || kind == rm.ClassSysmem) {
 		rm.PutU32(c.params, rm.MemoryAttr2, rm.U32(c.params, rm.MemoryAttr2)&^rm.MemoryAttr2Register)
+		keepFromKernel(c.params, rm.MemoryType, rm.U64(c.params, rm.MemorySize))
 	}
 }
 

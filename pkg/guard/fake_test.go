@@ -33,6 +33,9 @@ func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
 	d.mu.Lock()
 	d.calls = append(d.calls, call.Cmd)
 	d.mu.Unlock()
+	if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlHandleInfo {
+		rm.PutU32(call.Blocks[0].Data, handleInfoResult, classVidmem) // all is memory, but for an answer that says otherwise
+	}
 	if d.answer == nil {
 		return 0
 	}

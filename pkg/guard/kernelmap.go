@@ -13,6 +13,14 @@ import (
 // maxKernelMap is how much of a container's memory one object or mapping has in the kernel's addresses: some notifiers.
 const maxKernelMap = 64 * quota.KiB
 
+// keepFromKernel takes from memory that is more than some notifiers the type by which the driver maps all of it into the kernel, where it
+// is the host's, for as long as it lives (sysmemConstruct_IMPL). Otherwise that type is as good as that of any memory. b has it at off.
+func keepFromKernel(b []byte, off int, size uint64) {
+	if size > uint64(maxKernelMap) && rm.U32(b, off) == rm.MemoryTypeNotifier {
+		rm.PutU32(b, off, rm.MemoryTypeImage)
+	}
+}
+
 // fitsKernel reports that memory may be mapped into the kernel up to a limit (the last byte), as notifiers are that it writes: little of
 // the host's.
 func (a *account) fitsKernel(client, memory uint32, limit uint64) bool {

@@ -152,3 +152,41 @@ func TestMapDMAKernel(t *testing.T) {
 		}
 	}
 }
+
+// TestKernelMappedMemory: host memory is mapped into the kernel for as long as it lives where it is of a notifier's type. It may be little.
+func TestKernelMappedMemory(t *testing.T) {
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	f := newFakeCall(t, g, fakeControl)
+	for _, x := range []struct {
+		size       quota.Bytes
+		asked, got uint32
+	}{
+		{maxKernelMap, rm.MemoryTypeNotifier, rm.MemoryTypeNotifier}, {maxKernelMap + 1, rm.MemoryTypeNotifier, rm.MemoryTypeImage},
+		{quota.MiB, 2, 2},
+	} {
+		p := make([]byte, 128)
+		putWords(p, 0, 1, x.asked)
+		rm.PutU64(p, rm.MemorySize, uint64(x.size))
+		o := make([]byte, rm.HeapSize)
+		putWords(o, 0, fakeClient, fakeDevice, rm.HeapFnAllocSize)
+		putWords(o, rm.HeapAllocMemory, 0x92, x.asked)
+		rm.PutU32(o, rm.HeapAllocAttr, rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift)
+		rm.PutU64(o, rm.HeapAllocSize, uint64(x.size))
+		for way, ask := range map[string]func(){"RM_ALLOC": func() { f.alloc(0x91, classSystem, p) },
+			"heap": func() { f.escape(rm.EscVidHeapControl, o) }} {
+			seen := ^uint32(0)
+			d.reset(func(call *rm.Call) {
+				if seen = rm.U32(call.Outer, rm.HeapAllocType); call.NR() == rm.EscAlloc {
+					seen = rm.U32(call.Blocks[0].Data, rm.MemoryType)
+				}
+			})
+			if ask(); seen != x.got {
+				t.Errorf("%s of %v: the driver is told of type %d, want %d", way, x.size, seen, x.got)
+			}
+			d.reset(nil)
+			f.escape(rm.EscFree, fakeFree(0x91))
+			f.escape(rm.EscFree, fakeFree(0x92))
+		}
+	}
+}

@@ -42,6 +42,9 @@ func (g *Guard) onContextDMA(c *trappedCall) reply {
 func (g *Guard) checkNoMemory(c *trappedCall) plan {
 	o := c.call.Outer
 	asked, client, parent := rm.U32(o, rm.AllocMemoryClass), rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryParent)
+	if rm.U32(o, rm.AllocMemoryObject) == 0 { // the driver would choose one that it tells nobody: such objects would be counted as one
+		return answer(c.status(rm.StatusInvalidObjectNew))
+	}
 	if g.isUnseen(c.target(), client, parent) {
 		return answer(c.denyUnseen())
 	}
@@ -58,6 +61,7 @@ func (g *Guard) checkNoMemory(c *trappedCall) plan {
 		rm.PutU32(o, rm.AllocMemoryFD, fd)
 	}
 	return plan{ask: true, done: restore, commit: func() {
+		c.lost = true // made again it would be refused, as its name is taken
 		handle := rm.U32(o, rm.AllocMemoryObject)
 		g.account.addObject(client, object{handle: handle, parent: parent, class: classNoMemory, kind: rm.ClassPlain, gpu: noGPU}, noGPU, 0, 0)
 		limit := uint64(0xffffffff) // of the registers' (_rmAllocMemoryLocalPrivileged)

@@ -65,20 +65,23 @@ func TestNoMemory(t *testing.T) {
 	g := withClient(newFakeGuard(t, d))
 	f := newFakeCall(t, g, fakeControl)
 	for _, x := range []struct {
-		class, client, want uint32
-		limit               uint64
+		class, client, handle, want uint32
+		limit                       uint64
 	}{
-		{classRegisters, fakeClient, rm.StatusOK, 0xffffffff},
-		{classVidmem, fakeClient, rm.StatusOK, g.heapSize(fakeClient, fakeDevice) - 1},
-		{classRegisters, fakeClient + 1, rm.StatusInvalidClient, 7},
-		{0x76, fakeClient, rm.StatusNotSupported, 7}, // the console's
+		{classRegisters, fakeClient, 0x91, rm.StatusOK, 0xffffffff},
+		{classVidmem, fakeClient, 0x91, rm.StatusOK, g.heapSize(fakeClient, fakeDevice) - 1},
+		{classRegisters, fakeClient + 1, 0x91, rm.StatusInvalidClient, 7},
+		{0x76, fakeClient, 0x91, rm.StatusNotSupported, 7}, // the console's
+		// The driver makes one under a name of its own (_rmAllocMemorySystemDynamic passes the handle by value).
+		{classRegisters, fakeClient, 0, rm.StatusInvalidObjectNew, 7},
+		{classVidmem, fakeClient, 0, rm.StatusInvalidObjectNew, 7},
 	} {
 		var nr, class, fd uint32
 		d.reset(func(call *rm.Call) {
 			nr, class, fd = call.NR(), rm.U32(call.Outer, rm.AllocMemoryClass), rm.U32(call.Outer, rm.AllocMemoryFD)
 		})
 		o := make([]byte, rm.AllocMemorySize)
-		for at, v := range map[int]uint32{rm.AllocMemoryRoot: x.client, rm.AllocMemoryParent: fakeDevice, rm.AllocMemoryObject: 0x91,
+		for at, v := range map[int]uint32{rm.AllocMemoryRoot: x.client, rm.AllocMemoryParent: fakeDevice, rm.AllocMemoryObject: x.handle,
 			rm.AllocMemoryClass: x.class, rm.AllocMemoryLimit: 7} {
 			rm.PutU32(o, at, v)
 		}

@@ -60,6 +60,27 @@ func TestRightsAreNoExcuse(t *testing.T) {
 	t.Error("50 root allocs that went elsewhere, none noticed")
 }
 
+// TestErrnoIsNoExcuse: a call of the guard's own that the kernel interrupts, or has no memory for, says nothing of whether the driver would
+// have made a client. The guard asks again.
+func TestErrnoIsNoExcuse(t *testing.T) {
+	d, g := newFakeRM(t)
+	f, p := ask(t, g)
+	plain := g.driver.(*fakeDriver).answer
+	g.driver.(*fakeDriver).answer = func(t Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscAlloc {
+			return unix.EINTR
+		}
+		return plain(t, call)
+	}
+	if g.resolveRoot(f, p, 0, true) || f.pending == nil {
+		t.Error("settled while nobody knows what became of it")
+	}
+	g.driver.(*fakeDriver).answer = plain
+	if !g.resolveRoot(f, p, 0, true) || g.astrayAt.Load() == 0 || len(d.clients) != 1 {
+		t.Error("it went elsewhere, and was not noticed")
+	}
+}
+
 // TestRegisterMeanwhile: a nvidiactl file takes no other file's identity while it has, or is given, a client.
 func TestRegisterMeanwhile(t *testing.T) {
 	for name, state := range map[string]func(*file){"a client is made": func(f *file) { f.pending = &pendingRoot{} },

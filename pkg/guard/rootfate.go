@@ -177,8 +177,8 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 	// Nothing of what the task passed: rights that it asks for and may not have, say, would have the driver refuse every such call, and no
 	// call that went elsewhere would be one.
 	call := g.allocCall(allocation{class: rmclient.ClassClient, params: make([]byte, 4)})
-	if e := g.driver.Exec(own.File(), &call); e != 0 {
-		return 0, true, nil
+	if e := g.driver.Exec(own.File(), &call); e != 0 { // an interruption, say: the driver has not refused a client
+		return 0, false, e
 	}
 	if off, ok := g.abi.StatusOff(call.NR(), call.Size()); !ok || rm.U32(call.Outer, off) != rm.StatusOK {
 		return 0, true, nil

@@ -15,14 +15,19 @@ func (g *Guard) isUnseen(t Target, client, handle uint32) bool {
 	if _, ok := g.account.lookup(client, handle); ok {
 		return false
 	}
+	class := g.classOf(t, client, handle)
+	return class != classSystem && class != classOSDescriptor
+}
+
+// classOf asks the driver of what class an object is; 0: it does not say, as there is none.
+func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
 	var p [handleInfoSize]byte
 	rm.PutU32(p[:], 0, handle)
 	rm.PutU32(p[:], handleInfoIndex, handleInfoClass)
 	if s, e := g.rmControl(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
-		return true
+		return 0
 	}
-	class := rm.U32(p[:], handleInfoResult)
-	return class != classSystem && class != classOSDescriptor
+	return rm.U32(p[:], handleInfoResult)
 }
 
 // denyUnseen refuses a call on such an object.

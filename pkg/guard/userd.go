@@ -66,7 +66,7 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	var handle, s uint32
 	var e unix.Errno
 	if status, errno := g.whileShared(t, ch.Client, []openRight{{at.memory, accessDup}}, func() {
-		handle, s, e = own.Dup(own.Device(gpu), ch.Client, at.memory)
+		handle, s, e = g.dupToMap(own, own.Device(gpu), ch.Client, at.memory)
 	}); errno != 0 || status != rm.StatusOK {
 		return nil, pageError("open a channel's page", status, errno)
 	}

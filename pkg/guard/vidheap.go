@@ -56,6 +56,7 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 	}
 	rec := object{parent: rm.U32(o, rm.HeapParent), gpu: noGPU}
 	rm.PutU32(o, form.attr2, rm.U32(o, form.attr2)&^rm.MemoryAttr2Register)
+	keepFromKernel(o, rm.HeapAllocType, size)
 	rec.class, rec.kind = heapClass(flags, rm.U32(o, form.attr))
 	made := func(rec *object) quota.Bytes {
 		rec.handle = rm.U32(o, rm.HeapAllocMemory)

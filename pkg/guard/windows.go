@@ -139,7 +139,7 @@ func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes
 // makeWindow makes the guard's handle, below a parent, and maps it into the task's file. The answer goes to the task's call.
 func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32) unix.Errno {
 	o, own := c.call.Outer, w.own
-	handle, status, e := own.Dup(parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
+	handle, status, e := g.dupToMap(own, parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
 	if e != 0 || status != rm.StatusOK {
 		c.status(status)
 		return e
@@ -157,6 +157,24 @@ func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32)
 	}
 	w.handle, w.address = handle, rm.U64(o, rm.MapMemoryAddress)
 	return 0
+}
+
+// dupToMap makes a handle of the guard's own on memory that it is about to map. What a handle of the container's is on only the driver
+// knows where the task has made it, or somebody that the guard does not know of: by RM_ALLOC_MEMORY everybody may have an object for all of
+// the GPU's registers (class 0x3f), which the driver maps for whom was root when he made his client (memMap_IMPL), as the guard was.
+func (g *Guard) dupToMap(own *rmclient.Client, parent, client, memory uint32) (handle, status uint32, e unix.Errno) {
+	if handle, status, e = own.Dup(parent, client, memory); e != 0 || status != rm.StatusOK {
+		return 0, status, e
+	}
+	id := g.classOf(own.File(), own.Handle(), handle)
+	class, _ := g.abi.Class(id)
+	if is := (&object{class: id, kind: class.Kind, host: id == classOSDescriptor}); id == 0 || !is.mappable() {
+		g.logOnce("notmemory", "denied a mapping of what is no memory", "class", rm.ClassName(id))
+		g.stats.denied.Add(1)
+		_, _ = own.Free(handle)
+		return 0, rm.StatusInvalidObjectHandle, 0
+	}
+	return handle, status, 0
 }
 
 // ownParent is the guard's device of a GPU, or the subdevice.

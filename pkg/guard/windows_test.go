@@ -135,6 +135,62 @@ func TestWindowPages(t *testing.T) {
 	}
 }
 
+// TestWindowIntoRegisters: the guard maps memory only, whatever stands in the account of a handle. What the task makes by itself can be all
+// of the GPU's registers (RM_ALLOC_MEMORY of class 0x3f), and who was root when he made his client, as the guard was, may map those.
+func TestWindowIntoRegisters(t *testing.T) {
+	const noted, unseen, second = 0x71, 0x72, 0x73
+	for _, x := range []struct {
+		class, want uint32
+		mapped      int
+	}{
+		{classSystem, rm.StatusOK, 1}, {classOSDescriptor, rm.StatusOK, 1}, {classVidmem, rm.StatusOK, 1}, {0xc561, rm.StatusOK, 1},
+		{classRegisters, rm.StatusInvalidObjectHandle, 0}, {0xc2, rm.StatusInvalidObjectHandle, 0}, {0, rm.StatusInvalidObjectHandle, 0},
+	} {
+		for name, handle := range map[string]uint32{"noted as host memory": noted, "another name of what nobody has seen": second} {
+			var dups, frees, maps int
+			d := &fakeDriver{}
+			g := withClient(newFakeGuard(t, d))
+			own, err := g.guardClient()
+			if err != nil {
+				t.Fatal(err)
+			}
+			f := newFakeCall(t, g, fakeControl)
+			g.account.addObject(fakeClient, object{handle: noted, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU,
+				host: true, madeInTask: true, size: quota.MiB}, noGPU, 0, 0)
+			dup := make([]byte, rm.DupSize)
+			putWords(dup, 0, fakeClient, fakeDevice, second, fakeClient, unseen)
+			f.escape(rm.EscDupObject, dup)
+			d.reset(func(call *rm.Call) {
+				switch o := call.Outer; call.NR() {
+				case rm.EscControl:
+					if rm.U32(o, rm.ControlCmd) == controlHandleInfo && rm.U32(o, rm.ControlClient) == own.Handle() {
+						rm.PutU32(call.Blocks[0].Data, handleInfoResult, x.class)
+					}
+				case rm.EscDupObject:
+					dups++
+				case rm.EscFree:
+					frees++
+				case rm.EscMapMemory:
+					maps++
+				}
+			})
+			file, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			o := make([]byte, rm.MapMemorySize)
+			putWords(o, 0, fakeClient, fakeDevice, handle)
+			rm.PutU64(o, rm.MapMemoryLength, 4096)
+			rm.PutU32(o, rm.MapMemoryFD, uint32(file.Fd()))
+			f.escape(rm.EscMapMemory, o)
+			if s := rm.U32(o, rm.MapMemoryStatus); s != x.want || dups != 1 || maps != x.mapped || frees != 1-x.mapped {
+				t.Errorf("class %#x, %s: %s, %d handles made, %d freed, %d mapped", x.class, name, rm.StatusName(s), dups, frees, maps)
+			}
+		}
+	}
+}
+
 // TestWindowsOutliveMemory: what was mapped can be seen for as long as the file is open or mapped anywhere, whatever ended the window. So
 // long the driver gives neither the memory nor the addresses to anybody, and the container is charged for both.
 func TestWindowsOutliveMemory(t *testing.T) {

@@ -139,6 +139,7 @@ const (
 
 	// Functions 2, 6 and 14.
 	HeapAllocMemory     = 44
+	HeapAllocType       = 48
 	HeapAllocFlags      = 52
 	HeapAllocAttr       = 56 // functions 2 and 14
 	HeapAllocSize       = 88 // functions 2 and 6
@@ -278,6 +279,8 @@ const (
 	// NV_MEMORY_ALLOCATION_PARAMS: classes 0x3e, 0x40, 0x42, 0x50a0.
 	MemoryOwner         = 0
 	MemoryType          = 4
+	MemoryTypeImage     = 0 // NVOS32_TYPE_*
+	MemoryTypeNotifier  = 13
 	MemoryFlags         = 8
 	MemoryAttr          = 24
 	MemoryAttr2         = 28

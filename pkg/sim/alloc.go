@@ -16,7 +16,9 @@ const (
 	classRootNonPriv   = 0x1    // NV01_ROOT_NON_PRIV
 	classRootClient    = 0x41   // NV01_ROOT_CLIENT
 	classMemorySystem  = 0x3e   // NV01_MEMORY_SYSTEM
+	classRegisters     = 0x3f   // NV01_MEMORY_LOCAL_PRIVILEGED
 	classMemoryLocal   = 0x40   // NV01_MEMORY_LOCAL_USER
+	classNoMemory      = 0x70   // NV01_MEMORY_SYSTEM_DYNAMIC
 	classOSDescriptor  = 0x71   // NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
 	classDevice        = 0x80   // NV01_DEVICE_0
 	classSubdevice     = 0x2080 // NV20_SUBDEVICE_0
@@ -495,7 +497,7 @@ func (d *Driver) advanceClient() {
 }
 
 // allocMemory is the old RM_ALLOC_MEMORY (rmapi_deprecated_allocmemory.c): host memory; for class 0x40 an unprivileged
-// caller gets a dummy and the size of the heap in limit.
+// caller gets a dummy and the size of the heap in limit. Who leaves the name to the driver is not told it.
 func (r *request) allocMemory() uint32 {
 	out := r.call.Outer
 	c, st := r.client(rm.U32(out, rm.AllocMemoryRoot))
@@ -510,19 +512,21 @@ func (r *request) allocMemory() uint32 {
 		return rm.StatusInvalidObjectParent
 	}
 	class := rm.U32(out, rm.AllocMemoryClass)
+	named := rm.U32(out, rm.AllocMemoryObject)
+	o := &object{handle: named, class: class}
 	switch class {
-	case classMemorySystem, classOSDescriptor:
+	case classOSDescriptor, classNoMemory:
+	case classMemorySystem:
+		o.size = quota.Bytes(rm.U64(out, rm.AllocMemoryLimit) + 1)
 	case classMemoryLocal:
+		o.class = classNoMemory
 		rm.PutU64(out, rm.AllocMemoryLimit, uint64(parent.gpu.Memory)-1)
+	case classRegisters:
+		rm.PutU64(out, rm.AllocMemoryLimit, math.MaxUint32)
 	default:
 		return rm.StatusInvalidClass
 	}
-	o := &object{handle: rm.U32(out, rm.AllocMemoryObject), class: class}
-	switch class {
-	case classMemoryLocal:
-		o.class = classMemorySystem // nothing behind it
-	case classMemorySystem:
-		o.size = quota.Bytes(rm.U64(out, rm.AllocMemoryLimit) + 1)
-	}
-	return r.finish(c, parent, o, rm.AllocMemoryObject)
+	st = r.finish(c, parent, o, rm.AllocMemoryObject)
+	rm.PutU32(out, rm.AllocMemoryObject, named)
+	return st
 }

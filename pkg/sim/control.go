@@ -34,6 +34,7 @@ var controls = map[uint32]controlRow{
 	0x274:      {272, (*controlCall).uuidInfo},                       // GPU_GET_UUID_INFO
 	0x275:      {268, (*controlCall).uuidFromID},                     // GPU_GET_UUID_FROM_GPU_ID
 	0x288:      {rm.ActiveDevicesList, (*controlCall).active},        // GPU_GET_ACTIVE_DEVICE_IDS
+	0xd02:      {16, (*controlCall).handleInfo},                      // CLIENT_GET_HANDLE_INFO
 	0xd04:      {12, (*controlCall).setSharePolicy},                  // CLIENT_SET_INHERITED_SHARE_POLICY
 	0xd06:      {16, (*controlCall).shareObject},                     // CLIENT_SHARE_OBJECT
 	0x3d05:     {24, (*controlCall).exportFD},                        // OS_UNIX_EXPORT_OBJECT_TO_FD
@@ -105,4 +106,25 @@ func controlFits(cmd uint32, o *object) bool {
 		return o.channel != nil
 	}
 	return true
+}
+
+// handleInfo tells an object's parent (index 1) or class (2).
+func (c *controlCall) handleInfo() uint32 {
+	o := c.client.objects[rm.U32(c.p, 0)]
+	if o == nil {
+		return rm.StatusObjectNotFound
+	}
+	switch rm.U32(c.p, 4) {
+	case 1:
+		parent := uint32(0)
+		if o.parent != nil {
+			parent = o.parent.handle
+		}
+		rm.PutU32(c.p, 8, parent)
+	case 2:
+		rm.PutU32(c.p, 8, o.class)
+	default:
+		return rm.StatusInvalidArgument
+	}
+	return rm.StatusOK
 }

@@ -50,6 +50,19 @@ func TestHostile(t *testing.T) {
 	}
 }
 
+// TestHostileAlone: cases for a guard that has not seen another's attacks. It forgives one call in an hour, and after that is harder to
+// fool.
+func TestHostileAlone(t *testing.T) {
+	for _, name := range []string{"toctou-root-file", "toctou-root-rights"} {
+		t.Run(name, func(t *testing.T) {
+			noTrace(t)
+			if r := (container{env: sizeOf("256MiB"), cmd: []string{"cgpu-probe", "hostile", name, "--tries", "500"}}).try(t); r.Code != 0 {
+				t.Error(r)
+			}
+		})
+	}
+}
+
 // TestStolenSpace: UVM of one container is not given the address spaces and channels of another one, whatever that one shares, and the
 // answer does not tell whether they exist. (The driver itself gives what is shared to all, or to the same user.)
 func TestStolenSpace(t *testing.T) {

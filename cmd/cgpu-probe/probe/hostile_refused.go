@@ -317,23 +317,48 @@ func hostileHeap(c *client, _ hostileOptions) error {
 	return nil
 }
 
-func hostileAllocMem(c *client, _ hostileOptions) error {
-	for _, class := range []uint32{0x40, 0x3f, 0x81, 0x82, 0x83, 0xc2} {
-		b := make([]byte, rm.AllocMemorySize)
-		rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
-		rm.PutU32(b, rm.AllocMemoryParent, c.device)
-		rm.PutU32(b, rm.AllocMemoryObject, c.newHandle())
-		rm.PutU32(b, rm.AllocMemoryClass, class)
-		rm.PutU64(b, rm.AllocMemoryLimit, 2<<20-1)
-		rm.PutU32(b, rm.AllocMemoryStatus, 0xbad)
-		rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
-		errno := c.call.escape(c.gpuFDs[0], rm.EscAllocMemory, b)
-		print("class_%#x=errno %d, %s", class, int(errno), rm.StatusName(rm.U32(b, rm.AllocMemoryStatus)))
-		if errno == 0 && rm.U32(b, rm.AllocMemoryStatus) == rm.StatusOK {
-			return fmt.Errorf("RM_ALLOC_MEMORY of class %#x succeeded; limit says %d", class, rm.U64(b, rm.AllocMemoryLimit))
+func hostileAllocMem(c *client, total, _ quota.Bytes, _ hostileOptions) error {
+	for _, class := range []uint32{classMemory, classRegisters, 0x81, 0x82, 0x83, 0xc2} {
+		for _, handle := range []uint32{c.newHandle(), 0} {
+			limit, err := c.allocMemory(class, handle)
+			print("class_%#x_name_%#x=%s", class, handle, rm.StatusName(statusOf(err)))
+			if err != nil {
+				continue
+			}
+			// Graphics libraries ask for the first two by the way. They get a name with nothing behind it, if they say which.
+			if handle == 0 || class != classMemory && class != classRegisters || class == classMemory && limit >= uint64(total) {
+				return fmt.Errorf("RM_ALLOC_MEMORY of class %#x succeeded under the name %#x; limit says %d", class, handle, limit)
+			}
+			if fd, _, err := c.mapMemory(handle, 0, 4096); err == nil {
+				syscall.Close(fd)
+				return fmt.Errorf("what RM_ALLOC_MEMORY of class %#x gave can be mapped", class)
+			}
+			if err := c.free(handle); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// classRegisters is NV01_MEMORY_LOCAL_PRIVILEGED: all of the GPU's.
+const classRegisters = 0x3f
+
+// allocMemory is RM_ALLOC_MEMORY of 2 MiB. It returns the limit in the answer.
+func (c *client) allocMemory(class, handle uint32) (limit uint64, err error) {
+	b := make([]byte, rm.AllocMemorySize)
+	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
+	rm.PutU32(b, rm.AllocMemoryParent, c.device)
+	rm.PutU32(b, rm.AllocMemoryObject, handle)
+	rm.PutU32(b, rm.AllocMemoryClass, class)
+	rm.PutU64(b, rm.AllocMemoryLimit, 2<<20-1)
+	rm.PutU32(b, rm.AllocMemoryStatus, 0xbad)
+	rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
+	errno := c.call.escape(c.gpuFDs[0], rm.EscAllocMemory, b)
+	if st := rm.U32(b, rm.AllocMemoryStatus); errno != 0 || st != rm.StatusOK {
+		return 0, &rmError{what: fmt.Sprintf("RM_ALLOC_MEMORY of class %#x", class), errno: errno, status: st}
+	}
+	return rm.U64(b, rm.AllocMemoryLimit), nil
 }
 
 // mustFail issues an escape and fails if it went well; statusOff tells where the status is.

