@@ -25,7 +25,7 @@ func tryMain() {
 	if err == nil {
 		err = handover.ServeTry(func(s *handover.State) (err error) {
 			defer caught(&err)
-			_, err = guard.Restore(s, rmclient.NewKernelDriver(), slog.New(slog.DiscardHandler))
+			_, err = guard.Restore(s, rmclient.Kernel{}, slog.New(slog.DiscardHandler))
 			return err
 		})
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -37,6 +38,9 @@ func onHost(c *cli.Context, do func(*hostinstall.Installer, context.Context) err
 		if c.IsSet(flag) {
 			return usageError{fmt.Errorf("%s: --%s %q: not with --host-root", verb, flag, fmt.Sprint(c.Value(flag)))}
 		}
+	}
+	if inJSON, err := wantsJSON(c); inJSON || err != nil {
+		return cmp.Or(err, error(usageError{fmt.Errorf("%s: -o json: not with --host-root", verb)}))
 	}
 	if c.NArg() != 1 || !slices.Contains([]string{"auto", "containerd", "k3s", "rke2", "crio"}, c.Args().First()) {
 		return usageError{fmt.Errorf("%s: %q: with --host-root want auto, containerd, k3s, rke2 or crio; see cgpu %[1]s --help",

@@ -4,7 +4,9 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"strings"
 
@@ -13,6 +15,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/engine"
 	"github.com/opencgpu/cgpu/pkg/hostinstall"
 	"github.com/opencgpu/cgpu/pkg/install"
+	"github.com/opencgpu/cgpu/pkg/schema"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func installCommand() *cli.Command {
@@ -29,7 +33,7 @@ func installCommand() *cli.Command {
 			"it, into versions of which each is whole, runs cgpu-refresh, and ends when the engine has read its configuration. ENGINE may be\n" +
 			"auto. It is what the optional DaemonSet cgpu-installer runs (docs/install.md).\n\n" +
 			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install " +
-			"containerd --kubernetes\n   cgpu install podman --name cgpu\n   cgpu install auto --host-root /host",
+			"containerd --kubernetes\n   cgpu install podman --name cgpu\n   cgpu install docker --dry-run -o json | jq '.files[].path'\n   cgpu install auto --host-root /host",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "default", Usage: "make it the engine's default runtime; containers without a quota are not touched by it"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
@@ -40,7 +44,7 @@ func installCommand() *cli.Command {
 			&cli.StringFlag{Name: "pods",
 				Usage:       "with --kubernetes, `WHO` allocates: \"allocated\" is cgpu-agent, \"gpushare\" also gpushare's own device plugin",
 				DefaultText: "allocated"},
-			restartFlag(),
+			restartFlag(), outputFlag(),
 			hostRootFlag(), hostDirFlag(), engineSocketFlag(),
 		},
 		Action: func(c *cli.Context) error {
@@ -56,7 +60,7 @@ func installCommand() *cli.Command {
 				return err
 			}
 			o.PodsAsked, o.Path = c.IsSet("pods"), c.String("runtime-path")
-			return t.Install(c.App.Writer, o)
+			return installed(c, t, o, t.Install)
 		},
 	}
 }
@@ -76,7 +80,7 @@ func uninstallCommand() *cli.Command {
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
 			configFlag(),
 			nameFlag(),
-			restartFlag(),
+			restartFlag(), outputFlag(),
 			hostRootFlag(), hostDirFlag(), engineSocketFlag(),
 		},
 		Action: func(c *cli.Context) error {
@@ -87,7 +91,7 @@ func uninstallCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return t.Uninstall(c.App.Writer, o)
+			return installed(c, t, o, t.Uninstall)
 		},
 	}
 }
@@ -104,6 +108,43 @@ func nameFlag() cli.Flag {
 func restartFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "restart",
 		Usage: "have the engine read it: Docker reloads; containerd and CRI-O restart, if systemd runs them, and containers live on"}
+}
+
+// installed does what install or uninstall are asked for, and prints what was done, as text or as JSON.
+func installed(c *cli.Context, t install.Target, o install.Order, do func(io.Writer, install.Order) error) error {
+	inJSON, err := wantsJSON(c)
+	if err != nil {
+		return err
+	}
+	if !inJSON {
+		return do(c.App.Writer, o)
+	}
+	done := schema.Install{Schema: schema.Version, Engine: t.Name, Runtime: o.Name, Config: o.Config, DryRun: o.DryRun,
+		Files: []schema.InstallFile{}, Lines: []string{}}
+	o.Edited = func(e engine.Edit) { done.Files = append(done.Files, installFile(e, o.DryRun)) }
+	var text strings.Builder
+	err = do(&text, o)
+	for line := range strings.Lines(text.String()) {
+		done.Lines = append(done.Lines, strings.TrimSuffix(line, "\n"))
+	}
+	if err != nil && len(done.Files) == 0 {
+		return err
+	}
+	return errors.Join(terminal.EncodeJSON(c.App.Writer, done, "  "), err)
+}
+
+func installFile(e engine.Edit, dryRun bool) schema.InstallFile {
+	f := schema.InstallFile{Path: e.Path, Change: "edited"}
+	switch {
+	case e.Before == nil:
+		f.Change = "made"
+	case e.After == nil:
+		f.Change = "removed"
+	}
+	if dryRun {
+		f.Diff = engine.Diff(e)
+	}
+	return f
 }
 
 // installArguments reads what install and uninstall have in common.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"maps"
@@ -12,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 // engines is a folder with programs that play engines, first in PATH, and a cgpu-runtime.
@@ -175,6 +178,45 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// TestInstallJSON: what was changed, for scripts, and nothing beside it.
+func TestInstallJSON(t *testing.T) {
+	e := newEngines(t)
+	e.write("d.json", daemonJSON, 0o644)
+	before := e.files()
+	for _, step := range []struct{ args, change, line string }{
+		{"install docker --dry-run", "edited", ""},
+		{"install docker", "edited", "next: "},
+		{"install docker", "", "nothing to change"},
+		{"uninstall docker", "edited", "taken out"},
+	} {
+		var got schema.Install
+		text := e.cgpu(step.args + " --config d.json -o json")
+		if err := json.Unmarshal([]byte(text), &got); err != nil {
+			t.Fatalf("%s: %v: %s", step.args, err, text)
+		}
+		dry := strings.Contains(step.args, "--dry-run")
+		if got.Engine != "docker" || got.Runtime != "cgpu" || got.Config != e.config+"/d.json" || got.DryRun != dry {
+			t.Errorf("%s: %+v", step.args, got)
+		}
+		want := []schema.InstallFile{}
+		if step.change != "" {
+			want = append(want, schema.InstallFile{Path: e.config + "/d.json", Change: step.change})
+		}
+		for i, f := range got.Files {
+			if dry != strings.Contains(f.Diff, "\n+") {
+				t.Errorf("%s: diff %q", step.args, f.Diff)
+			}
+			got.Files[i].Diff = ""
+		}
+		if !slices.Equal(got.Files, want) || !strings.Contains(strings.Join(got.Lines, "\n"), step.line) {
+			t.Errorf("%s: %+v; want %+v, a line with %q", step.args, got, want, step.line)
+		}
+		if now := e.files(); dry && !maps.Equal(now, before) {
+			t.Errorf("a dry run left %q", now)
+		}
+	}
+}
+
 // TestInstallOwnFile: a file that install has made needs no backup, when a second install changes it, and none is left.
 func TestInstallOwnFile(t *testing.T) {
 	for _, name := range []string{"docker", "containerd", "crio", "podman"} {
@@ -271,6 +313,8 @@ func TestInstallRefuses(t *testing.T) {
 		"install docker --runtime-path cgpu-runtime":          `--runtime-path "cgpu-runtime": want an absolute path`,
 		"install docker --runtime-path /no/where":             `--runtime-path "/no/where": no such file or directory: run make install first`,
 		"install docker --runtime-path /":                     `--runtime-path "/": want a program`,
+		"install docker -o yaml":                              `error: install: -o "yaml": want table or json`,
+		"uninstall auto --host-root / -o json":                "error: uninstall: -o json: not with --host-root",
 		"install docker --runtime-path /bin/true --x":         "error: install: -x: no such option",
 		"uninstall docker --config " + e.config + "/bad.json": e.config + "/bad.json: line 1, column 2: invalid character ','",
 	} {

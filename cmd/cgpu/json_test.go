@@ -45,6 +45,8 @@ func TestJSONDocs(t *testing.T) {
 		{"cgpu doctor -o json", "", doctor.Report{}},
 		{"cgpu upgrade -o json", "", schema.Upgrade{}},
 		{"cgpu gc -o json", "", gc.Done{}},
+		{"cgpu install -o json", "`uninstall` prints the same.", schema.Install{}},
+		{"cgpu km --once -o json", "A list.", []schema.KMFile{}},
 		{"cgpu config check -o json", "", configView{}},
 		{"cgpu version -o json", "", versionView{}},
 		{"cgpu inspect", "It is JSON always.", inspect.Dossier{}},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/km/kmfs"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func kmCommand() *cli.Command {
@@ -31,17 +32,32 @@ func kmCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "once", Usage: "mount nothing; print every line of every file behind the file's path"},
 			&cli.BoolFlag{Name: "allow-other", Usage: "let everybody read, and only root write"},
+			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "with --once, `FORMAT`: table or json", Value: "table"},
 		},
 		Action: func(c *cli.Context) error {
 			if c.NArg() > 1 {
 				return usageError{fmt.Errorf("km: %q: want one MOUNTPOINT; see cgpu km --help", c.Args().Get(1))}
+			}
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
 			}
 			source := &kmfs.Source{RunDir: device.RunDir(), Version: version, Log: c.App.ErrWriter}
 			if c.Bool("once") {
 				if c.NArg() > 0 || c.Bool("allow-other") {
 					return usageError{errors.New("km: --once mounts nothing: want no MOUNTPOINT and no --allow-other")}
 				}
-				return source.Print(c.App.Writer)
+				if !inJSON {
+					return source.Print(c.App.Writer)
+				}
+				files, err := source.Files()
+				if err != nil {
+					return err
+				}
+				return terminal.EncodeJSON(c.App.Writer, files, "  ")
+			}
+			if inJSON {
+				return usageError{errors.New("km: -o json: only with --once: who mounts the tree reads its files")}
 			}
 			dir := c.Args().First()
 			if dir == "" {

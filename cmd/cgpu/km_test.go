@@ -38,6 +38,10 @@ func TestKMOnce(t *testing.T) {
 			t.Errorf("printed\n%s\nwithout %q", out, want)
 		}
 	}
+	want := `"path": "0/abcdef012345/meminfo",` + "\n" + `    "text": "Free: 3221225472\nPID: 4711 Mem: 1073741824\n"`
+	if out := cgpu("km --once -o json"); !strings.Contains(out, want) || strings.Contains(out, `"1/silent/meminfo"`) {
+		t.Errorf("printed\n%s\nwithout %s, or with what is not known", out, want)
+	}
 }
 
 func TestKMUsage(t *testing.T) {
@@ -47,6 +51,7 @@ func TestKMUsage(t *testing.T) {
 		"km relative":             `error: km: "relative": want an absolute path as MOUNTPOINT`,
 		"km --once /x":            "error: km: --once mounts nothing",
 		"km --once --allow-other": "error: km: --once mounts nothing",
+		"km -o json":              "error: km: -o json: only with --once",
 		"km /dev/null":            "error: km: /dev/null: is no folder: name another",
 		"km /proc/self":           "error: km: /proc/self: is no folder", // a link
 		"km /proc":                "error: km: /proc: is not empty (",

@@ -9,8 +9,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"kernel.org/pub/linux/libs/security/libcap/cap"
-
 	"github.com/opencgpu/cgpu/pkg/arbiter"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
@@ -78,10 +76,6 @@ func OpenArbiter(cfg guardcfg.Config, driver rmclient.Driver, log *slog.Logger) 
 
 // switches has the driver keep switch records from now on.
 func switches(own *rmclient.Client, driver rmclient.Driver, minor int) (arbiter.Source, error) {
-	// To others the driver tells records of nobody, and says nothing.
-	if admin, err := cap.GetProc().GetFlag(cap.Effective, cap.SYS_ADMIN); driver.Native() && (err != nil || !admin) {
-		return nil, fmt.Errorf("without CAP_SYS_ADMIN (%v): the engine must not run with no_new_privs", err)
-	}
 	source, err := arbiter.Bind(own, driver, 0, minor)
 	if err != nil {
 		return nil, err

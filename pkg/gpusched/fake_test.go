@@ -27,6 +27,7 @@ const testVersion = "580.159.04"
 // fakeGPU is a fake driver that knows which channels are off and what timeslices were set. Like RM it refuses a whole list in
 // which a channel is gone.
 type fakeGPU struct {
+	rmclient.Kernel
 	mu      sync.Mutex
 	lists   []fakeList
 	off     map[fakeName]bool
@@ -52,12 +53,6 @@ type fakeList struct {
 func newFakeGPU() *fakeGPU {
 	return &fakeGPU{off: map[fakeName]bool{}, gone: map[fakeName]bool{}, slices: map[fakeName]time.Duration{}}
 }
-
-func (*fakeGPU) Native() bool                                    { return true }
-func (*fakeGPU) OpenFile(rmclient.NodeKind, int) (uint32, error) { return 0, nil }
-func (*fakeGPU) CloseFile(uint32)                                {}
-func (*fakeGPU) CloseExport(uint32)                              {}
-func (*fakeGPU) Close()                                          {}
 
 func (d *fakeGPU) open(guardcfg.Config) (rmclient.Driver, error) { return d, nil }
 

@@ -31,7 +31,7 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 	}
 	c.class = class
 	if class.Kind == rm.ClassRoot {
-		return g.onRootAlloc(c)
+		return g.serveByRule(rule{inTask: true, check: (*Guard).checkRootAlloc}, c)
 	}
 	// Real libraries send paramsSize 0; any other value must be the size we know, since that is what we copy.
 	if form.ParamsSizeOff >= 0 {

@@ -47,9 +47,6 @@ const (
 
 // startAudit starts to compare the driver's account of the container with the guard's own: now, and for a while.
 func (g *Guard) startAudit() {
-	if !g.driver.Native() {
-		return
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.auditUntil = time.Now().Add(auditTime)

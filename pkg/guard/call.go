@@ -133,11 +133,7 @@ func (c *trappedCall) copyIn(addr uint64, b []byte) bool {
 
 // target is the call's own file.
 func (c *trappedCall) target() Target {
-	t := Target{FD: c.fd, PID: c.task.proc.tgid, TID: c.task.tid}
-	if c.file != nil {
-		t.File = uint32(c.file.sim)
-	}
-	return t
+	return Target{FD: c.fd, PID: c.task.proc.tgid, TID: c.task.tid}
 }
 
 // valid reports that the task is still waiting in this very call. Everything read before is the task's own only if it is

@@ -18,10 +18,6 @@ func (g *Guard) fileWithin(c *client, searches *bucket) (Target, bool) {
 	if c.file == nil {
 		return t, false
 	}
-	if !g.driver.Native() {
-		t.File = uint32(c.file.sim)
-		return t, t.File != 0
-	}
 	g.account.mu.Lock()
 	seen := c.fileSeenAt
 	g.account.mu.Unlock()

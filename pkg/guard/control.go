@@ -43,8 +43,8 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	o := c.call.Outer
 	cmd := rm.U32(o, rm.ControlCmd)
 	ctl, ok := g.abi.Control(cmd)
-	if !ok && !g.driver.Native() {
-		ctl, ok = simControl(cmd)
+	if !ok {
+		ctl, ok = g.driver.Control(cmd)
 	}
 	if !ok || ctl.Kind == rm.ControlDeny {
 		return c.deny(rm.StatusNotSupported, "control"+rm.ControlName(cmd), "denied a control", "control", rm.ControlName(cmd))
@@ -109,18 +109,6 @@ func (g *Guard) onControl(c *trappedCall) reply {
 
 func (c *trappedCall) controlClient() uint32 { return rm.U32(c.call.Outer, rm.ControlClient) }
 func (c *trappedCall) controlObject() uint32 { return rm.U32(c.call.Outer, rm.ControlObject) }
-
-// simControl knows the controls that only the simulated driver has (sim.CtrlSubmit, sim.CtrlWork), by which a test puts work on a
-// channel group. A real GPU gets its work through memory. The numbers stand here again because a guard does not import its driver.
-func simControl(cmd uint32) (rm.Control, bool) {
-	switch cmd {
-	case 0xa06c01f0:
-		return rm.Control{Name: "SIM_SUBMIT", Size: 24, FDOff: -1, Kind: rm.ControlFlat}, true
-	case 0xa06c01f1:
-		return rm.Control{Name: "SIM_WORK", Size: 40, FDOff: -1, Kind: rm.ControlFlat}, true
-	}
-	return rm.Control{}, false
-}
 
 // checkFlat: the driver's answer is rewritten to what the container may see.
 func (g *Guard) checkFlat(c *trappedCall) plan {

@@ -134,12 +134,6 @@ func (w *worker) handle(c *trappedCall) reply {
 		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", notif.Arch, "nr", notif.NR)
 		return fail(unix.ENOSYS)
 	}
-	if !g.driver.Native() && !fromLimiter(cmd) {
-		if err := c.followFile(); err != nil {
-			g.log.Error("cannot follow a file", "err", err)
-			return fail(unix.ENOMEM)
-		}
-	}
 	if fromLimiter(cmd) {
 		if c.node.kind != nodeUVM {
 			return fail(unix.ENOTTY)

@@ -136,7 +136,7 @@ func (g *Guard) onAllocMemory(c *trappedCall) reply {
 // checkAllocMemory: of host memory it pins the caller's pages, so it runs in the task; without CAP_SYS_ADMIN no content of it yields device
 // memory (rm-abi 1.3), whatever a racing thread makes of it.
 func (g *Guard) checkAllocMemory(c *trappedCall) plan {
-	if c.wrapped && g.driver.Native() { // it would not run, and must leave no record
+	if c.wrapped { // it would not run, and must leave no record
 		return answer(fail(unix.EINVAL))
 	}
 	return g.noteHostMemory(c, rm.U32(c.call.Outer, rm.AllocMemoryClass))
@@ -193,14 +193,10 @@ func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as ui
 	if err == nil && !slices.Contains(kinds, n.kind) {
 		err = unix.EINVAL
 	}
-	if err != nil || c.guard.driver.Native() {
-		return fd, uint32(fd), err
+	if err == nil {
+		as, err = c.guard.driver.Number(fd)
 	}
-	f, err := c.guard.followFile(fd, n)
-	if err != nil {
-		return fd, 0, err
-	}
-	return fd, uint32(f.sim), nil
+	return fd, as, err
 }
 
 // checkCardInfo: of the list of the machine's GPUs, others than the container's own are blanked.

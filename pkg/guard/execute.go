@@ -33,6 +33,8 @@ type plan struct {
 	// retry is asked when the driver refuses: the call may be made in another way.
 	retry func(status uint32) (plan, bool)
 	done  func() // at the end in any case
+	// through is told that the task makes the call itself, of a rule that is inTask.
+	through func()
 	// exec asks the driver in the task's place where the call itself is not made; nil: it is. The status goes to the call.
 	exec func() syscall.Errno
 }
@@ -71,13 +73,26 @@ func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
 		}
 	}
 	p := r.check(g, c)
-	if r.inTask && p.ask && p.exec == nil && g.driver.Native() {
+	if r.inTask && p.ask && p.exec == nil {
 		if c.wrapped {
-			return fail(syscall.EINVAL) // nobody wraps these; and natively the wrapper could hold anything
+			return fail(syscall.EINVAL) // nobody wraps these; and for the task the wrapper could hold anything
 		}
-		return replyResume
+		if g.driver.ServesNodes() {
+			return p.letThrough()
+		}
 	}
 	return c.execute(p)
+}
+
+// letThrough has the task make the call itself.
+func (p plan) letThrough() reply {
+	if p.done != nil {
+		defer p.done()
+	}
+	if p.through != nil {
+		p.through()
+	}
+	return replyResume
 }
 
 // acquireObject looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the

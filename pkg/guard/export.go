@@ -74,7 +74,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		if !g.account.roomForObject(rm.ClassVidmem, noGPU, 0, 0) {
 			return answer(c.status(rm.StatusInsufficientResources))
 		}
-		if g.driver.Native() && !g.exportedHere(f) {
+		if !g.exportedHere(f) {
 			// What an exporter in another container put there is charged to nobody here.
 			return answer(c.deny(rm.StatusInsufficientPermissions, "import", "denied the import of memory that was not exported in this container"))
 		}

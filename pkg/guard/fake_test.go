@@ -23,12 +23,12 @@ import (
 
 // fakeDriver answers calls by a function and never looks behind a pointer.
 type fakeDriver struct {
+	rmclient.Kernel
 	answer func(t Target, call *rm.Call) syscall.Errno
 	mu     sync.Mutex // audits run beside the test
 	calls  []uint32   // the escapes that reached it, in order
 }
 
-func (d *fakeDriver) Native() bool { return true }
 func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
 	d.mu.Lock()
 	d.calls = append(d.calls, call.Cmd)
@@ -41,10 +41,6 @@ func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
 	}
 	return d.answer(t, call)
 }
-func (*fakeDriver) OpenFile(rmclient.NodeKind, int) (uint32, error) { return 0, nil }
-func (*fakeDriver) CloseFile(uint32)                                {}
-func (*fakeDriver) CloseExport(uint32)                              {}
-func (*fakeDriver) Close()                                          {}
 
 // reset lets the driver answer by f from now on, and forgets the calls so far.
 func (d *fakeDriver) reset(f func(call *rm.Call)) {

@@ -132,19 +132,20 @@ func (t *fileTable) order(fd int, f *file) (int, unix.Errno) {
 	return f.compare(t.self, fd)
 }
 
-// follow returns the record of an open file, made if there is none. hold keeps a descriptor (nvidia-uvm).
-func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, error) {
+// follow returns the record of an open file, made if there is none. Of nvidia-uvm it keeps a descriptor. name tells the driver of a file
+// that is new.
+func (t *fileTable) follow(fd int, n node, name func(nodeKind, int) (uint32, error)) (*file, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	at, f := t.search(fd)
 	if f != nil {
 		return f, nil
 	}
-	if t.countLocked(kind) >= maxFiles {
+	if t.countLocked(n.kind) >= maxFiles {
 		return nil, errTooManyFiles
 	}
-	f = &file{kind: kind, minor: minor, weakRef: weakRef{epfd: -1}, strong: -1}
-	if hold {
+	f = &file{kind: n.kind, minor: n.minor, weakRef: weakRef{epfd: -1}, strong: -1}
+	if n.kind == nodeUVM {
 		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
 			return nil, fmt.Errorf("keep a file: %w", err)
@@ -157,6 +158,12 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 			return nil, err
 		}
 	}
+	id, err := name(n.kind, n.minor)
+	if err != nil {
+		f.letGo()
+		return nil, err
+	}
+	f.sim = simFile(id)
 	t.list = slices.Insert(t.list, at, f)
 	return f, nil
 }
@@ -203,6 +210,11 @@ func (t *fileTable) remove(f *file) {
 		return
 	}
 	t.list = slices.Delete(t.list, i, i+1)
+	f.letGo()
+}
+
+// letGo closes what the guard has of a file.
+func (f *file) letGo() {
 	if f.epfd >= 0 {
 		f.close()
 	}

@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 func openNode(t *testing.T, path string) int {
@@ -32,27 +35,61 @@ func dupFD(t *testing.T, fd int) int {
 	return d
 }
 
+// unnamed is a driver that needs no names for files.
+var unnamed = rmclient.Kernel{}.OpenFile
+
 // pollable is a file that epoll takes, as nvidiactl.
 const pollable = "/dev/random"
+
+// TestUnnamedFiles: a file that the driver has no name for is not followed, and not kept open.
+func TestUnnamedFiles(t *testing.T) {
+	table := &fileTable{self: os.Getpid()}
+	for _, kind := range []nodeKind{nodeControl, nodeUVM} {
+		var pipe [2]int
+		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+			t.Fatal(err)
+		}
+		fd := pipe[1]
+		refuse := func(got nodeKind, minor int) (uint32, error) {
+			if got != kind || minor != 3 {
+				t.Errorf("the driver is told of kind %d, minor %d; want %d, 3", got, minor, kind)
+			}
+			return 0, unix.ENOSPC
+		}
+		if f, err := table.follow(fd, node{kind, 3}, refuse); f != nil || !errors.Is(err, unix.ENOSPC) || table.count() != 0 {
+			t.Errorf("%v, %v, %d files", f, err, table.count())
+		}
+		f, err := table.follow(fd, node{kind, 3}, func(nodeKind, int) (uint32, error) { return 7, nil })
+		if err != nil || f.sim != 7 {
+			t.Fatalf("%+v, %v; want the driver's name", f, err)
+		}
+		table.remove(f)
+		unix.Close(fd)
+		if n, err := unix.Read(pipe[0], make([]byte, 1)); n != 0 || err != nil {
+			t.Errorf("kind %d: %v; the file is still open somewhere", kind, err)
+		}
+		unix.Close(pipe[0])
+	}
+}
 
 func TestWeakFiles(t *testing.T) {
 	table := &fileTable{self: os.Getpid()}
 	a, b := openNode(t, pollable), openNode(t, pollable)
 	defer unix.Close(b)
-	fa, err := table.follow(a, nodeControl, 0, false)
+	fa, err := table.follow(a, node{kind: nodeControl}, unnamed)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if table.find(b, nodeControl) != nil {
 		t.Error("another open file of the same node is taken for it")
 	}
-	fb, err := table.follow(b, nodeControl, 0, false)
+	fb, err := table.follow(b, node{kind: nodeControl}, unnamed)
 	if err != nil || fb == fa || table.count() != 2 {
 		t.Fatalf("%v, %d files", err, table.count())
 	}
 	d := dupFD(t, a)
 	for _, fd := range []int{a, d} {
-		if got, err := table.follow(fd, nodeControl, 0, false); got != fa || err != nil {
+		if got, err := table.follow(fd, node{kind: nodeControl}, unnamed); got != fa || err != nil {
 			t.Errorf("descriptor %d: %p, want %p", fd, got, fa)
 		}
 	}
@@ -83,7 +120,7 @@ func TestWeakFiles(t *testing.T) {
 func TestFileInAnotherProcess(t *testing.T) {
 	table := &fileTable{self: os.Getpid()}
 	fd := openNode(t, pollable)
-	if _, err := table.follow(fd, nodeControl, 0, false); err != nil {
+	if _, err := table.follow(fd, node{kind: nodeControl}, unnamed); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("sleep", "100")
@@ -128,10 +165,10 @@ func TestStrongFiles(t *testing.T) {
 	table := &fileTable{self: os.Getpid()}
 	fd, other := openNode(t, path), openNode(t, path)
 	defer unix.Close(other)
-	if _, err := table.follow(fd, nodeUVM, 0, false); err == nil || table.count() != 0 {
+	if _, err := table.follow(fd, node{kind: nodeControl}, unnamed); err == nil || table.count() != 0 {
 		t.Error("a file that epoll refuses is followed without being held")
 	}
-	f, err := table.follow(fd, nodeUVM, 0, true)
+	f, err := table.follow(fd, node{kind: nodeUVM}, unnamed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +255,7 @@ func TestRemoveTwice(t *testing.T) {
 	table := &fileTable{self: os.Getpid()}
 	fd := openNode(t, path)
 	defer unix.Close(fd)
-	f, err := table.follow(fd, nodeUVM, 0, true)
+	f, err := table.follow(fd, node{kind: nodeUVM}, unnamed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +280,7 @@ func TestSearchBegins(t *testing.T) {
 	var fds []int
 	for range 20 {
 		fd := openNode(t, pollable)
-		if _, err := table.follow(fd, nodeControl, 0, false); err != nil {
+		if _, err := table.follow(fd, node{kind: nodeControl}, unnamed); err != nil {
 			t.Fatal(err)
 		}
 		fds = append(fds, fd)

@@ -242,14 +242,9 @@ func BenchmarkHandle(b *testing.B) {
 }
 
 // silentDriver does nothing, so that a benchmark counts the guard's allocations only.
-type silentDriver struct{}
+type silentDriver struct{ rmclient.Kernel }
 
-func (silentDriver) Native() bool                                    { return true }
-func (silentDriver) Exec(t Target, call *rm.Call) syscall.Errno      { return 0 }
-func (silentDriver) OpenFile(rmclient.NodeKind, int) (uint32, error) { return 0, nil }
-func (silentDriver) CloseFile(uint32)                                {}
-func (silentDriver) CloseExport(uint32)                              {}
-func (silentDriver) Close()                                          {}
+func (silentDriver) Exec(Target, *rm.Call) syscall.Errno { return 0 }
 
 func fakeFree(handle uint32) []byte {
 	o := make([]byte, rm.FreeSize)

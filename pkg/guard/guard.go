@@ -163,6 +163,7 @@ func newGuard(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.gpus = append(g.gpus, id)
 	}
+	g.driver.NameFiles(g.nameFile)
 	g.countIn(new(tally.Page))
 	g.account.onDenied = g.noteDenied
 	g.account.onLoose = g.endWindowsLater
@@ -177,25 +178,26 @@ func newGuard(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 
 // followFile finds or makes the record of an open file.
 func (g *Guard) followFile(fd int, n node) (*file, error) {
-	f, err := g.files.follow(fd, n.kind, n.minor, n.kind == nodeUVM)
+	f, err := g.files.follow(fd, n, g.driver.OpenFile)
 	if errors.Is(err, errTooManyFiles) { // some may be closed by now
 		g.sweep()
-		f, err = g.files.follow(fd, n.kind, n.minor, n.kind == nodeUVM)
+		f, err = g.files.follow(fd, n, g.driver.OpenFile)
 	}
-	if err != nil || g.driver.Native() {
-		return f, err
+	return f, err
+}
+
+// nameFile is by what the driver was told of the file behind a descriptor of the guard's.
+func (g *Guard) nameFile(fd int) (uint32, error) {
+	n, _, err := g.nodes.classify(fd)
+	if err != nil {
+		return 0, err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.sim == 0 {
-		kind := map[nodeKind]rmclient.NodeKind{nodeControl: rmclient.NodeControl, nodeGPU: rmclient.NodeGPU, nodeUVM: rmclient.NodeUVM}[n.kind]
-		id, err := g.driver.OpenFile(kind, n.minor)
-		if err != nil {
-			return nil, err
-		}
-		f.sim = simFile(id)
+	f, err := g.followFile(fd, n)
+	if err != nil {
+		g.log.Error("cannot follow a file", "err", err)
+		return 0, err
 	}
-	return f, nil
+	return uint32(f.sim), nil
 }
 
 // maxLogged bounds how many keys of one message are remembered. What comes beyond is counted by the log (cmd/cgpu-guard), which writes

@@ -92,7 +92,7 @@ func (r *rig) restored(old *Guard) (s *handover.State, next *Guard, resume func(
 	if s, err = handover.Decode(b); err != nil {
 		return nil, nil, resume, err
 	}
-	if next, err = Restore(s, old.driver, old.log); err != nil {
+	if next, err = Restore(s, old.driver.(*inProcess).another(), old.log); err != nil {
 		return nil, nil, resume, fmt.Errorf("%w: %s", err, b)
 	}
 	next.gpuTime.StartRescuer = noRescuer
@@ -214,7 +214,7 @@ func TestRestoreVersions(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Config = testConfig(r.nodes)
-		g, err := Restore(s, r.guard.driver, testLog(t))
+		g, err := Restore(s, r.guard.driver.(*inProcess).another(), testLog(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,7 +223,7 @@ func TestRestoreVersions(t *testing.T) {
 			t.Errorf("%d clients, %d objects, %d files, %d processes", len(a.clients), a.objects, g.files.count(), len(g.tasks.procs))
 		}
 		s.Account.GPUs[0].Used++
-		if _, err := Restore(s, r.guard.driver, testLog(t)); err == nil || !strings.Contains(err.Error(), "in use") {
+		if _, err := Restore(s, r.guard.driver.(*inProcess).another(), testLog(t)); err == nil || !strings.Contains(err.Error(), "in use") {
 			t.Errorf("a state that has lost a charge: %v", err)
 		}
 	}
@@ -247,7 +247,7 @@ func FuzzRestore(f *testing.F) {
 		if len(s.Config.GPUs) != gpus {
 			return
 		}
-		_, _ = Restore(s, rmclient.NewKernelDriver(), slog.New(slog.DiscardHandler))
+		_, _ = Restore(s, rmclient.Kernel{}, slog.New(slog.DiscardHandler))
 	})
 }
 

@@ -16,13 +16,13 @@ import (
 )
 
 // nodeKind is the device node that a file was opened on.
-type nodeKind uint8
+type nodeKind = rmclient.NodeKind
 
 const (
-	nodeOther nodeKind = iota // not NVIDIA's
-	nodeControl
-	nodeGPU
-	nodeUVM
+	nodeOther   = rmclient.NodeOther
+	nodeControl = rmclient.NodeControl
+	nodeGPU     = rmclient.NodeGPU
+	nodeUVM     = rmclient.NodeUVM
 )
 
 // nodeTable recognises the device nodes by what fstat says of an open file.

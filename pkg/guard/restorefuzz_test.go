@@ -52,7 +52,7 @@ func FuzzRestoreChanged(f *testing.F) {
 		if len(s.Config.GPUs) != gpus {
 			return
 		}
-		g, err := Restore(s, rmclient.NewKernelDriver(), slog.New(slog.DiscardHandler))
+		g, err := Restore(s, rmclient.Kernel{}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			return
 		}

@@ -39,30 +39,49 @@ type inProcess struct {
 	jitter *atomic.Int64
 	// seen, if not nil, is told of each call before the driver.
 	seen *atomic.Pointer[func(*rm.Call)]
+	name func(fd int) (uint32, error) // of the file behind a descriptor
 }
 
-func (inProcess) Native() bool { return false }
+// another is the same driver for a second guard, which has names of its own for files.
+func (d *inProcess) another() *inProcess { return &inProcess{s: d.s, jitter: d.jitter, seen: d.seen} }
 
-func (d inProcess) Exec(t Target, call *rm.Call) syscall.Errno {
+func (*inProcess) ServesNodes() bool                          { return false }
+func (*inProcess) Control(cmd uint32) (rm.Control, bool)      { return sim.ControlForm(cmd) }
+func (d *inProcess) Number(fd int) (uint32, error)            { return d.name(fd) }
+func (d *inProcess) NameFiles(name func(int) (uint32, error)) { d.name = name }
+
+func (d *inProcess) Open(string) (Target, error) {
+	id, err := d.s.OpenFile(sim.Control, 0)
+	return Target{FD: -1, File: uint32(id)}, err
+}
+
+func (d *inProcess) Exec(t Target, call *rm.Call) syscall.Errno {
 	if seen := d.seen.Load(); seen != nil {
 		(*seen)(call)
 	}
-	e := d.s.Ioctl(sim.FileID(t.File), int32(t.PID), int32(t.TID), call)
+	id := t.File
+	if t.FD >= 0 {
+		var err error
+		if id, err = d.name(t.FD); err != nil {
+			return syscall.ENOMEM
+		}
+	}
+	e := d.s.Ioctl(sim.FileID(id), int32(t.PID), int32(t.TID), call)
 	if n := d.jitter.Load(); n > 0 {
 		time.Sleep(time.Duration(rand.Int64N(n)))
 	}
 	return e
 }
 
-func (d inProcess) OpenFile(kind rmclient.NodeKind, minor int) (uint32, error) {
+func (d *inProcess) OpenFile(kind rmclient.NodeKind, minor int) (uint32, error) {
 	id, err := d.s.OpenFile(map[rmclient.NodeKind]sim.NodeKind{rmclient.NodeControl: sim.Control, rmclient.NodeGPU: sim.GPUNode,
 		rmclient.NodeUVM: sim.UVM}[kind], minor)
 	return uint32(id), err
 }
 
-func (d inProcess) CloseFile(id uint32)   { _ = d.s.CloseFile(sim.FileID(id)) }
-func (d inProcess) CloseExport(id uint32) { _ = d.s.CloseExport(int32(id)) }
-func (d inProcess) Close()                { _ = d.s.Close() }
+func (d *inProcess) CloseFile(id uint32)   { _ = d.s.CloseFile(sim.FileID(id)) }
+func (d *inProcess) CloseExport(id uint32) { _ = d.s.CloseExport(int32(id)) }
+func (d *inProcess) Close()                { _ = d.s.Close() }
 
 // rig is a guard over a simulated machine of two GPUs, of which the container has the first.
 type rig struct {
@@ -127,12 +146,25 @@ func newRig(t *testing.T) *rig {
 	if r.sim, err = sim.New(sim.Config{DriverVersion: testVersion, GPUs: testGPUs()}); err != nil {
 		t.Fatal(err)
 	}
-	if r.guard, err = New(testConfig(r.nodes), inProcess{r.sim.Session([]int{0}), &r.jitter, &r.seen}, testLog(t)); err != nil {
-		t.Fatal(err)
-	}
+	r.newGuard()
 	r.guard.gpuTime.StartRescuer = noRescuer
-	t.Cleanup(r.guard.events.Close) // a line under way would be in the way of who removes the folder
 	return r
+}
+
+// newGuard makes the guard. The folder of the nodes is the /dev of its container.
+func (r *rig) newGuard() {
+	r.t.Helper()
+	driver := &inProcess{s: r.sim.Session([]int{0}), jitter: &r.jitter, seen: &r.seen}
+	var err error
+	if r.guard, err = New(testConfig(r.nodes), driver, testLog(r.t)); err != nil {
+		r.t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(r.nodes, &st); err != nil {
+		r.t.Fatal(err)
+	}
+	r.guard.devDevice = st.Dev
+	r.t.Cleanup(r.guard.events.Close) // a line under way would be in the way of who removes the folder
 }
 
 // noRescuer stands for a rescuer: the guard's own starts this program, which is the tests.

@@ -36,53 +36,59 @@ type pendingRoot struct {
 	began *cpuTime  // when it was first looked at
 }
 
-// onRootAlloc lets the task make a client.
-func (g *Guard) onRootAlloc(c *trappedCall) reply {
-	if !g.driver.Native() {
-		return g.rootAllocHere(c)
-	}
+// checkRootAlloc lets the task make a client. The simulated driver, which is told for which process, makes it for the guard.
+func (g *Guard) checkRootAlloc(c *trappedCall) plan {
 	if c.wrapped || c.node.kind != nodeControl {
-		return c.status(rm.StatusInvalidArgument)
+		return answer(c.status(rm.StatusInvalidArgument))
 	}
 	if rm.U32(c.call.Outer, rm.AllocRoot) != 0 {
 		// The driver refuses such names for reasons of its own, and what it refuses is no offence (rootFate). No library chooses one.
-		return c.deny(rm.StatusInvalidClient, "rootname", "denied an RM client whose name the caller chooses")
+		return answer(c.deny(rm.StatusInvalidClient, "rootname", "denied an RM client whose name the caller chooses"))
 	}
 	if !g.openedHere(c.fd) {
 		g.logOnce("rootelsewhere", "denied an RM client on a file that was not opened in this container's /dev")
 		g.stats.denied.Add(1)
-		return c.status(rm.StatusInsufficientPermissions)
+		return answer(c.status(rm.StatusInsufficientPermissions))
 	}
 	if !g.roomForClient() || g.pendingRoots.Load() >= maxPendingRoots {
-		return c.status(rm.StatusInsufficientResources)
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	if !c.loadRoot() {
-		return fail(unix.EFAULT)
+		return answer(fail(unix.EFAULT))
 	}
 	f, err := g.followFile(c.fd, c.node)
 	if err != nil {
 		g.log.Error("cannot follow a file", "err", err)
-		return c.status(rm.StatusInsufficientResources)
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	p := &pendingRoot{task: c.task, fd: c.fd, args: [3]uint64(c.notif.Args[:3]), call: cloneCall(&c.call)}
 	if !g.hasNoUnknownClient(p) {
 		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
 		g.stats.denied.Add(1)
-		return c.status(rm.StatusInsufficientPermissions)
+		return answer(c.status(rm.StatusInsufficientPermissions))
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if !f.takesClient() {
+		f.mu.Unlock()
 		g.logOnce("root", "denied an RM client on a file on which one is being made, or that is for exports or for another file")
 		g.stats.denied.Add(1)
-		return c.status(rm.StatusInsufficientResources)
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	f.pending = p
-	f.rooted = true
-	c.fd = -1 // kept until the outcome is known
-	c.root = f
-	g.pendingRoots.Add(1)
-	return replyResume
+	return plan{ask: true, done: f.mu.Unlock, through: func() {
+		f.pending = p
+		f.rooted = true
+		c.fd = -1 // kept until the outcome is known
+		c.root = f
+		g.pendingRoots.Add(1)
+	}, commit: func() {
+		made := g.clientFound(f, rm.U32(c.call.Outer, rm.AllocObject), c.task.proc.tgid)
+		t := c.target() // now: c serves other calls by the time of an undo
+		c.undo = func() {
+			if s, e := g.rmFree(t, made.handle, made.handle); e == 0 && s == rm.StatusOK {
+				g.clientGone(made)
+			}
+		}
+	}}
 }
 
 // takesClient reports that a client may be made on a file. Graphics libraries and Nsight Compute make several on one. The file is locked.
@@ -191,40 +197,6 @@ func deviceOfDev(pid int) uint64 {
 // rootPatience is when the guard looks by itself what became of a root alloc.
 const rootPatience = 2 * time.Millisecond
 
-// rootAllocHere makes a client on the simulated driver, which is told for which process.
-func (g *Guard) rootAllocHere(c *trappedCall) reply {
-	if c.node.kind != nodeControl {
-		return c.status(rm.StatusInvalidArgument)
-	}
-	if !g.roomForClient() {
-		return c.status(rm.StatusInsufficientResources)
-	}
-	if _, ok := c.loadBlock(-1, rm.AllocParams, 4); !ok { // an optional handle
-		return fail(unix.EFAULT)
-	}
-	f := c.file
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.takesClient() {
-		g.stats.denied.Add(1)
-		return c.status(rm.StatusInsufficientResources)
-	}
-	return c.execute(plan{ask: true, commit: func() {
-		handle := rm.U32(c.call.Outer, rm.AllocObject)
-		f.rooted = true
-		f.clients++
-		made := g.account.addClient(handle, c.task.proc.tgid, f)
-		g.account.setUser(made, euidOf(c.task.proc.tgid))
-		g.clientMade()
-		t := c.target() // now: c serves other calls by the time of an undo
-		c.undo = func() {
-			if s, e := g.rmFree(t, handle, handle); e == 0 && s == rm.StatusOK {
-				g.clientGone(made)
-			}
-		}
-	}})
-}
-
 // awaitPendingRoots settles root allocs that may still be under way before another call is served. It returns false, with the
 // answer to give, if one on the same file does not end.
 func (g *Guard) awaitPendingRoots(c *trappedCall) (reply, bool) {
@@ -253,13 +225,14 @@ func (g *Guard) awaitPendingRoots(c *trappedCall) (reply, bool) {
 	return replyDone, true
 }
 
-// clientFound records the client of a root alloc that RM has confirmed. The file is locked.
-func (g *Guard) clientFound(f *file, handle uint32) {
-	tgid := f.pending.task.proc.tgid
-	g.endPending(f)
+// clientFound records a client that the driver has made on a file, which is locked.
+func (g *Guard) clientFound(f *file, handle uint32, tgid int) *client {
+	f.rooted = true
 	f.clients++
-	g.account.setUser(g.account.addClient(handle, tgid, f), euidOf(tgid))
+	made := g.account.addClient(handle, tgid, f)
+	g.account.setUser(made, euidOf(tgid))
 	g.clientMade()
+	return made
 }
 
 // clientLives asks RM whether a file owns a client, by freeing an object that is none: RM refuses any other file (clientValidate in

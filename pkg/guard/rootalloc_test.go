@@ -154,7 +154,7 @@ func TestRootAlloc(t *testing.T) {
 		c = newFakeCall(t, g, fakeControl)
 		c.loadOuter(uint32(testCmd(rm.EscAlloc, 48)), 0, 0)
 		c.call.Outer, c.wrapped = rootOuter(), true
-		if rep := g.onRootAlloc(&c.trappedCall); rep.resume {
+		if p := g.checkRootAlloc(&c.trappedCall); p.ask {
 			t.Error("let through inside an XFER, whose content may change")
 		}
 	})

@@ -84,7 +84,7 @@ func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) f
 		at = p.whereabouts() // before it is asked what the file has: the call may end in between
 	}
 	if g.madeClient(f, p, candidate) {
-		g.clientFound(f, candidate)
+		g.settleRoot(f, candidate)
 		return rootSettled
 	}
 	if at != threadOutside && candidate != 0 { // soon again
@@ -103,7 +103,7 @@ func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) f
 	}
 	for i := uint32(1); !refused && i <= handlesBack; i++ {
 		if h := handleAfter(last, -i); g.madeClient(f, p, h) {
-			g.clientFound(f, h)
+			g.settleRoot(f, h)
 			return rootSettled
 		}
 	}
@@ -188,6 +188,13 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 		g.logOnce("freeroot", "cannot free a client of the guard's own", "status", rm.StatusName(s), "errno", e)
 	}
 	return handle, false, nil
+}
+
+// settleRoot records the client of a root alloc that the driver has confirmed. The file is locked.
+func (g *Guard) settleRoot(f *file, handle uint32) {
+	tgid := f.pending.task.proc.tgid
+	g.endPending(f)
+	g.clientFound(f, handle, tgid)
 }
 
 // endPending forgets a root alloc. The file is locked.

@@ -198,9 +198,6 @@ func (g *Guard) gpuPids() (pids []int) {
 	if g.sentFDs.pids != nil {
 		return g.sentFDs.pids()
 	}
-	if !g.driver.Native() {
-		return nil // without a guard nobody can make a client
-	}
 	a, err := g.guardClient()
 	if err != nil {
 		g.logOnce("outside", "cannot ask the driver which processes have the GPU", "err", err)

@@ -123,7 +123,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 }
 
 // target is a file that the guard holds.
-func (f *file) target() Target { return Target{FD: f.strong, File: uint32(f.sim)} }
+func (f *file) target() Target { return Target{FD: f.strong} }
 
 // endVASpace stops the channels of an address space on a GPU and frees what is mapped there.
 func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {

@@ -346,7 +346,7 @@ func followedUVM(t *testing.T, g *Guard) *file {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	f, err := g.files.follow(fd, nodeUVM, 0, true)
+	f, err := g.files.follow(fd, node{kind: nodeUVM}, unnamed)
 	if err != nil {
 		t.Fatal(err)
 	}

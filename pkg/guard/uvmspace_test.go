@@ -150,12 +150,7 @@ func init() {
 func (r *rig) beside() *rig {
 	r.t.Helper()
 	other := &rig{t: r.t, sim: r.sim, nodes: makeNodes(r.t)}
-	var err error
-	driver := inProcess{r.sim.Session([]int{0}), &other.jitter, &other.seen}
-	if other.guard, err = New(testConfig(other.nodes), driver, testLog(r.t)); err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(other.guard.events.Close)
+	other.newGuard()
 	return other
 }
 

@@ -108,6 +108,8 @@ type Order struct {
 	PodsAsked      bool   // somebody has said so
 	// Watch, where it is set, is told of a change, and has the engine read the files (Reread).
 	Watch Watch
+	// Edited, where it is set, is told of each file that was changed, or of which a dry run shows the change, in place of a diff.
+	Edited func(engine.Edit)
 	// KeepPods: uninstall leaves who allocates to pods in cgpu.toml, as the engine may still have the runtime.
 	KeepPods bool
 }
@@ -264,7 +266,11 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 	}
 	if o.DryRun {
 		for _, e := range plan.Edits {
-			if !e.Note {
+			switch {
+			case e.Note:
+			case o.Edited != nil:
+				o.Edited(e)
+			default:
 				fmt.Fprint(w, engine.Diff(e))
 			}
 		}
@@ -277,6 +283,11 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 	done, err := t.change(o, plan.Edits, before)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.Verb, err)
+	}
+	for _, e := range done.edits {
+		if o.Edited != nil && !e.Note {
+			o.Edited(e)
+		}
 	}
 	for _, line := range plan.Done {
 		fmt.Fprintf(w, "%s: %s\n", o.Config, line)

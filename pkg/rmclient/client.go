@@ -65,13 +65,9 @@ func (a Address) ID() uint32 { return a.Domain<<16 | a.Bus<<8 | a.Slot }
 
 // New makes a client on a file of its own, for GPUs by their IDs. It costs 0.7 ms for each GPU (H200).
 func New(d Driver, abi *rm.ABI, control string, gpus []uint32) (_ *Client, err error) {
-	c := &Client{driver: d, abi: abi, control: control, file: Target{FD: -1}}
+	c := &Client{driver: d, abi: abi, control: control}
 	c.next.Store(FirstHandle)
-	if d.Native() {
-		if c.file.FD, err = unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
-			return nil, fmt.Errorf("open %s: %w", control, err)
-		}
-	} else if c.file.File, err = d.OpenFile(NodeControl, 0); err != nil {
+	if c.file, err = d.Open(control); err != nil {
 		return nil, err
 	}
 	defer func() {

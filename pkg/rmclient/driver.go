@@ -5,6 +5,7 @@
 package rmclient
 
 import (
+	"fmt"
 	"syscall"
 	"unsafe"
 
@@ -13,34 +14,51 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// Driver carries out calls: the kernel's (see NewKernelDriver) or the simulated one.
+// Driver carries out calls: the kernel's (Kernel) or the simulated one, a process that the kernel knows nothing of. All that
+// a guard has to do with either of them in another way is in these methods:
+//
+//   - what a task calls on a node reaches the kernel's only (ServesNodes);
+//   - the kernel's sees the files that calls are made on, the simulated one has names for those that it is told of (NameFiles, OpenFile,
+//     CloseFile, CloseExport, and Number for a file that a call names);
+//   - a GPU gets its work through memory, a simulated one through controls that no other driver has (Control).
+//
+// Which device nodes are theirs says the guard's configuration.
 type Driver interface {
-	// Native says that a kernel driver is behind the container's nodes: calls that the guard lets through run in the task.
-	// Without it the guard must carry out every call.
-	Native() bool
+	// ServesNodes says that what the guard lets through reaches the driver: the task makes the call, which for some calls nobody else
+	// can, since the driver keeps who made them. The other kind is told for whom a call is made (Target), and the guard makes all.
+	ServesNodes() bool
 	// Exec makes a call on an open file. RM's refusals are in the structure; the errno is for everything else.
 	Exec(t Target, call *rm.Call) syscall.Errno
-	// OpenFile, CloseFile and CloseExport tell a simulated driver of the container's open files, which it cannot see.
+	// Control knows the controls that only this driver has.
+	Control(cmd uint32) (rm.Control, bool)
+	// Number is what a call has in a descriptor's place for one of ours.
+	Number(fd int) (uint32, error)
+	// Open opens nvidiactl for a client of our own.
+	Open(control string) (Target, error)
+	// NameFiles lets the driver ask for the name (OpenFile) of the file behind a descriptor of ours.
+	NameFiles(name func(fd int) (id uint32, err error))
+	// OpenFile, CloseFile and CloseExport tell of the container's open files. 0: the driver needs no name.
 	OpenFile(node NodeKind, minor int) (id uint32, err error)
 	CloseFile(id uint32)
 	CloseExport(id uint32)
 	Close()
 }
 
-// NodeKind is the kind of a device node, for OpenFile.
+// NodeKind is the device node that a file was opened on.
 type NodeKind uint8
 
-// Nodes of a simulated driver.
+// Kinds of nodes.
 const (
-	NodeControl NodeKind = iota
+	NodeOther NodeKind = iota // not NVIDIA's
+	NodeControl
 	NodeGPU
 	NodeUVM
 )
 
 // Target is the open file that a call is made on, and for whom.
 type Target struct {
-	FD       int    // our copy of the descriptor
-	File     uint32 // the simulated driver's name for the file
+	FD       int    // our copy of the descriptor; -1 where there is none
+	File     uint32 // the simulated driver's name for a file without a descriptor
 	PID, TID int    // the task, in the host's numbers
 }
 
@@ -51,20 +69,29 @@ func (t Target) Done() {
 	}
 }
 
-type kernelDriver struct{}
+// Kernel makes calls on NVIDIA's kernel modules.
+type Kernel struct{}
 
-// NewKernelDriver makes calls on NVIDIA's kernel modules.
-func NewKernelDriver() Driver { return kernelDriver{} }
+func (Kernel) ServesNodes() bool                      { return true }
+func (Kernel) Control(uint32) (rm.Control, bool)      { return rm.Control{}, false }
+func (Kernel) Number(fd int) (uint32, error)          { return uint32(fd), nil }
+func (Kernel) NameFiles(func(fd int) (uint32, error)) {}
+func (Kernel) OpenFile(NodeKind, int) (uint32, error) { return 0, nil }
+func (Kernel) CloseFile(uint32)                       {}
+func (Kernel) CloseExport(uint32)                     {}
+func (Kernel) Close()                                 {}
 
-func (kernelDriver) Native() bool                           { return true }
-func (kernelDriver) OpenFile(NodeKind, int) (uint32, error) { return 0, nil }
-func (kernelDriver) CloseFile(uint32)                       {}
-func (kernelDriver) CloseExport(uint32)                     {}
-func (kernelDriver) Close()                                 {}
+func (Kernel) Open(control string) (Target, error) {
+	fd, err := unix.Open(control, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return Target{FD: -1}, fmt.Errorf("open %s: %w", control, err)
+	}
+	return Target{FD: fd}, nil
+}
 
 // Exec puts the blocks' addresses into place, makes the system call on the private copies, and puts the container's own
 // pointers back. The copies live outside the Go heap (the guard's arena) or do not move, so their addresses are stable.
-func (kernelDriver) Exec(t Target, call *rm.Call) syscall.Errno {
+func (Kernel) Exec(t Target, call *rm.Call) syscall.Errno {
 	for _, b := range call.Blocks {
 		rm.PutU64(call.Parent(b), b.Off, blockAddr(b.Data))
 	}

@@ -249,3 +249,29 @@ type UpgradedContainer struct {
 	Tries   int     `json:"tries"`
 	Error   string  `json:"error,omitempty"`
 }
+
+// Install is what `cgpu install` or `cgpu uninstall` has done.
+type Install struct {
+	Schema  int    `json:"schema"` // version of this page
+	Engine  string `json:"engine"`
+	Runtime string `json:"runtime"` // its name
+	Config  string `json:"config"`  // the engine's file
+	DryRun  bool   `json:"dry_run"` // nothing was changed
+	// what was changed, or would be; empty where there is nothing to change
+	Files []InstallFile `json:"files"`
+	// what is printed without -o json, but for the diff of a dry run: what was added, what to do next
+	Lines []string `json:"lines"`
+}
+
+// InstallFile is a file that was changed.
+type InstallFile struct {
+	Path   string `json:"path"`
+	Change string `json:"change"`         // made, edited or removed
+	Diff   string `json:"diff,omitempty"` // of a dry run
+}
+
+// KMFile is a file of `cgpu km`.
+type KMFile struct {
+	Path string `json:"path"` // below the mount point
+	Text string `json:"text"` // what is read there
+}

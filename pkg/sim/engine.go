@@ -36,6 +36,17 @@ const (
 	WorkPreemptions = 32 // u64, how often it was taken off with work left
 )
 
+// ControlForm is what a guard must know of those, which are none of the driver's ABI.
+func ControlForm(cmd uint32) (rm.Control, bool) {
+	switch cmd {
+	case CtrlSubmit:
+		return rm.Control{Name: "SIM_SUBMIT", Size: SubmitSize, FDOff: -1, Kind: rm.ControlFlat}, true
+	case CtrlWork:
+		return rm.Control{Name: "SIM_WORK", Size: WorkSize, FDOff: -1, Kind: rm.ControlFlat}, true
+	}
+	return rm.Control{}, false
+}
+
 // Bounds of CtrlSubmit, so that the model has few events in a second of real time and a short list of them.
 const (
 	minWork   = time.Microsecond // a kernel, and a gap that is not 0

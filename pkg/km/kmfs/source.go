@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/km"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
@@ -197,24 +198,34 @@ func (s *Source) change(f km.File, text []byte) error {
 
 // Print is the tree as grep -r "" prints it. A container whose use is not known has no meminfo.
 func (s *Source) Print(w io.Writer) error {
+	files, err := s.Files()
+	for _, f := range files {
+		for line := range strings.Lines(f.Text) {
+			if _, err := fmt.Fprintf(w, "%s:%s", f.Path, line); err != nil {
+				return err
+			}
+		}
+	}
+	return err
+}
+
+// Files are all that can be read, with what they say now.
+func (s *Source) Files() ([]schema.KMFile, error) {
 	if _, err := node.Load(s.RunDir); err != nil {
-		return err
+		return nil, err
 	}
 	n, err := s.state()
 	if err != nil {
-		return err
+		return nil, err
 	}
+	files := []schema.KMFile{}
 	for _, f := range n.Files() {
 		text, err := n.Text(f, useOf(n.Table))
 		if err != nil {
 			s.complain(f, err)
 			continue
 		}
-		for line := range strings.Lines(text) {
-			if _, err := fmt.Fprintf(w, "%s:%s", f.Path, line); err != nil {
-				return err
-			}
-		}
+		files = append(files, schema.KMFile{Path: f.Path, Text: text})
 	}
-	return nil
+	return files, nil
 }
