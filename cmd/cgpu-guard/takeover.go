@@ -45,10 +45,9 @@ func caught(err *error) {
 // takeTime is how long it may take to go on in the place of another program; then that one gets the process back.
 const takeTime = 5 * time.Second
 
-// takeMain goes on as the guard of a container in the place of the program that has executed this one.
+// takeMain goes on as the guard of a container in the place of the program that has executed this one. The container's calls wait until it
+// serves, so it has one processor and few threads until then.
 func takeMain(args []string) error {
-	_ = os.WriteFile("/proc/self/comm", []byte("cgpu-guard"), 0) // it was executed by the number of a descriptor
-	tune()
 	t, err := handover.Take(args)
 	if t == nil {
 		return err
@@ -68,6 +67,8 @@ func takeMain(args []string) error {
 		return err
 	}
 	t.Keep()
+	_ = os.WriteFile("/proc/self/comm", []byte("cgpu-guard"), 0) // it was executed by the number of a descriptor
+	tune()
 	if t.Failed != "" {
 		log.Warn("the guard is the program that it was", "err", t.Failed)
 	}

@@ -129,6 +129,8 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 	if !g.doors.seccomp.awaitEmpty(0, until) || !g.doors.control.awaitEmpty(1, until) {
 		return busy("somebody has a connection to it")
 	}
+	g.awaitCalm(window)
+	until = time.Now().Add(window)
 	filters := g.parkAll()
 	defer func() {
 		for _, l := range filters {
@@ -145,7 +147,7 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 		if time.Now().After(until) {
 			return busy("it looks at the container, or frees what the container had")
 		}
-		time.Sleep(100 * time.Microsecond)
+		shortly()
 	}
 	defer g.work.Unlock()
 	wake, ok := g.restGPUTime(until)
@@ -157,7 +159,7 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 	if err != nil {
 		return err
 	}
-	state.Process.Parked, state.Process.Tries = int64(parked), tries
+	state.Process.Parked, state.Process.Tries, state.Process.Trial = int64(parked), tries, trial.PID()
 	b, err := handover.Encode(state)
 	if err == nil {
 		err = trial.Read(b)
@@ -167,6 +169,24 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 	}
 	g.log.Info("the guard goes on as another program", "bytes", len(b), "tries", tries)
 	return trial.Exec(state.Descriptors())
+}
+
+// awaitCalm waits, for a time at most, until no call is under way: the others would wait for it, too, once nobody takes up any.
+func (g *Guard) awaitCalm(most time.Duration) {
+	for until := time.Now().Add(most); !g.calm() && time.Now().Before(until); {
+		shortly()
+	}
+}
+
+func (g *Guard) calm() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for l := range g.filters {
+		if l.waiting.Load() == 0 || l.total.Load() > 1 {
+			return false
+		}
+	}
+	return true
 }
 
 // parkAll has nobody take up a call.
@@ -185,7 +205,7 @@ func (g *Guard) restGPUTime(until time.Time) (wake func(), ok bool) {
 		if wake, ok = g.gpuTime.Rest(); ok || time.Now().After(until) {
 			return wake, ok
 		}
-		time.Sleep(100 * time.Microsecond)
+		shortly()
 	}
 }
 
@@ -323,6 +343,7 @@ func (g *Guard) goOn(s *handover.State) {
 	for _, fd := range s.Process.Listeners { // last: from here on others change what is read above
 		g.resumeFilter(fd)
 	}
+	go handover.Bury(s.Process.Trial)
 	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
 	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
 }

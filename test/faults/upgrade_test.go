@@ -141,6 +141,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("%s: calls have failed: %s", name, text[strings.Index(text, "FAILED"):][:100])
 		}
 	}
+	must(t, n.eventually(func() error { return childless(before) }))
 	if list, err := n.upgrade("--all", "--program", guards[1]); err != nil || list[0].Outcome != "already" {
 		t.Errorf("again: %+v, %v", list, err)
 	}
@@ -148,6 +149,24 @@ func TestUpgrade(t *testing.T) {
 		must(t, n.runtime("delete", "--force", n.id(name)))
 	}
 	must(t, n.eventually(n.quiet))
+}
+
+// childless: the children by which programs were tried have ended, and somebody has waited for them.
+func childless(guards map[string]ledger.Record) error {
+	for _, r := range guards {
+		lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", r.GuardPID))
+		for _, list := range lists {
+			text, _ := os.ReadFile(list)
+			for _, pid := range strings.Fields(string(text)) {
+				line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+				stat, _ := os.ReadFile("/proc/" + pid + "/stat")
+				if len(stat) > 0 && len(line) == 0 || strings.Contains(string(line), handover.TryArg) {
+					return fmt.Errorf("guard %d has a child left: %s", r.GuardPID, stat)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // TestMain is another program to a guard, if it is called as one: it can read the state, and then cannot go on.

@@ -159,6 +159,7 @@ func (s *State) checkProcess(c *checker, gpus int) {
 	for _, fd := range p.Listeners {
 		c.that(fd > 0, "a filter without a descriptor")
 	}
+	c.that(p.Trial >= 0, "process %d, by which the program was tried", p.Trial)
 	c.that(p.InitPID > 0, "first process %d", p.InitPID)
 	if p.RM != nil {
 		c.that(len(p.RM.Devices) == gpus && len(p.RM.Subdevices) == gpus && len(p.BAR1) == gpus, "the guard's RM client has not %d GPUs", gpus)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -180,10 +181,14 @@ func (t *Trial) end() {
 	}
 }
 
+// PID is the child's number.
+func (t *Trial) PID() int { return t.cmd.Process.Pid }
+
 // Exec executes the program that was tried, with the state and some descriptors. It returns only if that fails. Should the program fail to
-// go on with the state it executes the present one again (Back).
+// go on with the state it executes the present one again (Back). The child is killed, and is for the program to come to wait for (Bury):
+// here calls would wait until it has ended.
 func (t *Trial) Exec(fds []int) error {
-	t.end() // of a child nobody knows in the program to come: it would stay there as a zombie
+	_ = t.cmd.Process.Kill()
 	former, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return err
@@ -212,7 +217,23 @@ func execute(program *os.File, args []string, fds []int) error {
 			return fmt.Errorf("descriptor %d: %w", fd, err)
 		}
 	}
-	return os.NewSyscallError("execve", syscall.Exec(pathOf(program), args, os.Environ()))
+	return os.NewSyscallError("execve", syscall.Exec(pathOf(program), args, alone(os.Environ())))
+}
+
+// oneProcessor has a program of Go's begin with one processor, and so with few threads: each has to be woken, at least once, on a machine
+// that has other things to do, while the container's calls wait.
+const oneProcessor = "GOMAXPROCS"
+
+func alone(env []string) []string {
+	env = slices.DeleteFunc(env, func(e string) bool { return strings.HasPrefix(e, oneProcessor+"=") })
+	return append(env, oneProcessor+"=1")
+}
+
+// Bury waits for the end of the child by which a program was tried, so that it does not stay as a zombie.
+func Bury(trial int) {
+	if p, err := os.FindProcess(trial); trial > 0 && err == nil {
+		_, _ = p.Wait()
+	}
 }
 
 func closeOnExec(fds []int) {
@@ -232,6 +253,7 @@ func ServeTry(restore func(*State) error) error {
 	for _, fd := range []int{answerFD, stateFD, goFD} {
 		unix.CloseOnExec(fd)
 	}
+	_, _ = Decode([]byte("{}")) // package json learns the types now, and not while the container's calls wait
 	if err := json.NewEncoder(say).Encode(hello{Versions()}); err != nil {
 		return err
 	}
@@ -278,6 +300,7 @@ type Takeover struct {
 
 // Take reads the arguments that come after TakeArg, and the state.
 func Take(args []string) (*Takeover, error) {
+	_ = os.Unsetenv(oneProcessor) // this program's children have what they need
 	if len(args) < 2 || len(args) > 3 {
 		return nil, fmt.Errorf("%s: %d arguments; it is executed by cgpu-guard only", TakeArg, len(args))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -133,7 +134,7 @@ func TestOneLine(t *testing.T) {
 	}
 }
 
-// TestTrialEnds: the child is gone before the other program is executed, which would not know of it.
+// TestTrialEnds: the child is killed before the other program is executed, which has only to wait for it.
 func TestTrialEnds(t *testing.T) {
 	program, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -145,10 +146,11 @@ func TestTrialEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer trial.Close()
-	child := trial.cmd.Process.Pid
+	child := trial.PID()
 	if err := trial.Exec([]int{maxFD}); !errors.Is(err, unix.EBADF) { // no such descriptor: it stays what it is
 		t.Fatal(err)
 	}
+	Bury(child) // for ever, were it not killed
 	if err := unix.Kill(child, 0); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("the child is there: %v", err)
 	}
@@ -160,5 +162,39 @@ func TestTakeHostile(t *testing.T) {
 		if _, err := Take(args); err == nil {
 			t.Errorf("%q is taken", args)
 		}
+	}
+}
+
+// TestExecutedWithOneProcessor: the program that goes on begins with one processor, whatever this one was told, and what it starts does
+// not know of that.
+func TestExecutedWithOneProcessor(t *testing.T) {
+	env := alone([]string{"A=1", "GOMAXPROCS=7", "GOMAXPROCS_=2", "GOMAXPROCS=8"})
+	if want := []string{"A=1", "GOMAXPROCS_=2", "GOMAXPROCS=1"}; !slices.Equal(env, want) {
+		t.Errorf("%q, want %q", env, want)
+	}
+	t.Setenv(oneProcessor, "1")
+	if _, err := Take(nil); err == nil {
+		t.Error("there is no state")
+	}
+	if v, ok := os.LookupEnv(oneProcessor); ok {
+		t.Errorf("its children begin with %q", v)
+	}
+}
+
+// TestBury: a child that was killed is waited for, once, and where there is none nobody waits.
+func TestBury(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for _, trial := range []int{pid, pid, 0} {
+		Bury(trial)
+	}
+	if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("the child is there: %v", err)
 	}
 }
