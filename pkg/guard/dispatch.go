@@ -197,7 +197,10 @@ func (c *trappedCall) followFile() (err error) {
 	c.file, err = c.guard.followFile(c.fd, c.node)
 	if err == nil && c.node.kind == nodeUVM {
 		c.file.mu.Lock()
-		c.file.owners[c.task.proc.tgid] = true
+		if !c.file.owners[c.task.proc.tgid] {
+			c.file.owners[c.task.proc.tgid] = true
+			c.guard.books.note(c.file)
+		}
 		c.file.mu.Unlock()
 	}
 	return err

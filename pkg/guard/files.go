@@ -20,6 +20,8 @@ import (
 // sits in an epoll instance of its own, which compares with kcmp(KCMP_EPOLL_TFD) and forgets it when the last descriptor
 // anywhere is closed. nvidia-uvm cannot be polled; those files are held and torn down explicitly, see uvm.go.
 type file struct {
+	entry
+	order atomic.Uint64 // among those that are followed
 	kind  nodeKind
 	minor int
 
@@ -78,10 +80,11 @@ func (w weakRef) close() { _ = unix.Close(w.epfd) }
 
 // fileTable is the set of files that the guard follows.
 type fileTable struct {
-	self int // pid of the guard
-	mu   sync.Mutex
-	list []*file // in the kernel's order of open files (kcmp), in which a search needs few comparisons
-	last int     // where the last search ended, and the next one begins: mostly it is for the same file
+	books *books
+	self  int // pid of the guard
+	mu    sync.Mutex
+	list  []*file // in the kernel's order of open files (kcmp), in which a search needs few comparisons
+	last  int     // where the last search ended, and the next one begins: mostly it is for the same file
 	// closed are those that were seen to be closed for good, and wait for reap: they have no place in that order any more.
 	closed []*file
 }
@@ -158,7 +161,29 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 		}
 	}
 	t.list = slices.Insert(t.list, at, f)
+	t.setOrder(at)
 	return f, nil
+}
+
+// setOrder gives a file that is new in the list a number between its neighbours', by which the next guard finds its place: weak references
+// cannot be compared with each other. Where there is none left all get new ones.
+func (t *fileTable) setOrder(at int) {
+	low, high := uint64(0), uint64(1)<<62
+	if at > 0 {
+		low = t.list[at-1].order.Load()
+	}
+	if at+1 < len(t.list) {
+		high = t.list[at+1].order.Load()
+	}
+	if high-low > 1 {
+		t.list[at].order.Store(low + (high-low)/2)
+		t.books.note(t.list[at])
+		return
+	}
+	for i, f := range t.list {
+		f.order.Store((1 << 62) / uint64(len(t.list)+1) * uint64(i+1))
+		t.books.note(f)
+	}
 }
 
 func (t *fileTable) countLocked(kind nodeKind) (n int) {
@@ -190,6 +215,7 @@ func (t *fileTable) reap() []*file {
 	})
 	for _, f := range dead {
 		f.close()
+		t.books.end(f)
 	}
 	return dead
 }
@@ -203,6 +229,7 @@ func (t *fileTable) remove(f *file) {
 		return
 	}
 	t.list = slices.Delete(t.list, i, i+1)
+	t.books.end(f)
 	if f.epfd >= 0 {
 		f.close()
 	}

@@ -24,6 +24,9 @@ import (
 
 // Guard is the state of one container.
 type Guard struct {
+	books      *books // nil: nobody goes on, should this process be killed
+	own        ownProcess
+	socketFDs  [3]int // descriptors of the sockets, and of the connection to a simulated driver, with mu
 	cfg        Config
 	log        *slog.Logger
 	driver     Driver
@@ -194,6 +197,7 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 			return nil, err
 		}
 		f.sim = simFile(id)
+		g.books.note(f)
 	}
 	return f, nil
 }

@@ -60,7 +60,7 @@ func (o *object) isMemory() bool {
 }
 
 // noteNotifiers lets memory know the channel that writes to it, or no more. The account is locked.
-func (c *client) noteNotifiers(channel *object, on bool) {
+func (a *account) noteNotifiers(c *client, channel *object, on bool) {
 	for _, h := range channel.notifiers {
 		m := c.objects[h]
 		if h == 0 || m == nil {
@@ -74,6 +74,7 @@ func (c *client) noteNotifiers(channel *object, on bool) {
 		} else {
 			delete(m.notifies, channel)
 		}
+		a.books.note(m)
 		if c.notified == nil {
 			c.notified = map[*object]bool{}
 		}
@@ -205,6 +206,7 @@ func (a *account) attachNotifiers(client uint32, list []notifier, kept []*window
 	for i, w := range kept {
 		if ch := list[i].channel; c != nil && c.objects[ch.handle] == ch {
 			ch.keptWindows = append(ch.keptWindows, w)
+			a.books.note(ch)
 		} else {
 			a.loosenLocked(w)
 		}
@@ -220,6 +222,9 @@ func (a *account) loosenWindows(kept []*window) {
 
 // loosenLocked is loosenWindows with the account locked.
 func (a *account) loosenLocked(windows ...*window) {
+	for _, w := range windows {
+		a.books.note(w)
+	}
 	if a.loose = append(a.loose, windows...); len(windows) > 0 && a.onLoose != nil {
 		a.onLoose()
 	}

@@ -105,6 +105,7 @@ func (a *account) addEvent(client, number uint32, e weakRef) {
 	}
 	c.osEvents[number] = e
 	a.osEvents++
+	a.books.note(c)
 }
 
 func (a *account) removeEvent(client, number uint32) {
@@ -119,6 +120,7 @@ func (a *account) dropEvent(c *client, number uint32) {
 	if e, ok := c.osEvents[number]; ok {
 		delete(c.osEvents, number)
 		a.osEvents--
+		a.books.note(c)
 		e.close()
 	}
 }

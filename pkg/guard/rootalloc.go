@@ -79,6 +79,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	}
 	f.pending = p
 	f.rooted = true
+	g.books.note(f)
 	c.fd = -1 // kept until the outcome is known
 	c.root = f
 	g.pendingRoots.Add(1)
@@ -153,6 +154,7 @@ func (g *Guard) rootAnswered(f *file, through bool) {
 	if !through {
 		g.endPending(f)
 		f.rooted = f.clients > 0
+		g.books.note(f)
 		return
 	}
 	p.since = time.Now()
@@ -213,6 +215,7 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 		handle := rm.U32(c.call.Outer, rm.AllocObject)
 		f.rooted = true
 		f.clients++
+		g.books.note(f)
 		made := g.account.addClient(handle, c.task.proc.tgid, f)
 		g.account.setUser(made, euidOf(c.task.proc.tgid))
 		g.clientMade()
@@ -258,6 +261,7 @@ func (g *Guard) clientFound(f *file, handle uint32) {
 	tgid := f.pending.task.proc.tgid
 	g.endPending(f)
 	f.clients++
+	g.books.note(f)
 	g.account.setUser(g.account.addClient(handle, tgid, f), euidOf(tgid))
 	g.clientMade()
 }
@@ -281,6 +285,7 @@ func (g *Guard) clientGone(c *client) {
 		if f.clients--; f.clients <= 0 {
 			f.clients, f.rooted = 0, false
 		}
+		g.books.note(f)
 		f.mu.Unlock()
 	}
 }

@@ -114,6 +114,7 @@ func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) f
 	}
 	g.endPending(f)
 	f.rooted = f.clients > 0
+	g.books.note(f)
 	if refused {
 		return rootSettled
 	}
@@ -194,6 +195,7 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 func (g *Guard) endPending(f *file) {
 	_ = unix.Close(f.pending.fd)
 	f.pending = nil
+	g.books.note(f)
 	g.pendingRoots.Add(-1)
 }
 

@@ -117,6 +117,7 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 		c.policies = map[uint32]policy{}
 	}
 	c.policies[object] = l
+	a.books.note(c)
 }
 
 // policiesOf finds the policies in force for an object: its own, or those of the first of its ancestors that has some
@@ -152,6 +153,7 @@ func (a *account) setUser(c *client, euid int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c.euid = euid
+	a.books.note(c)
 }
 
 // openForPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that

@@ -168,6 +168,7 @@ func (g *Guard) orphans() []*file {
 			if f := g.files.find(fd, nodeUVM); f != nil {
 				f.mu.Lock()
 				f.owners[tgid] = true
+				g.books.note(f)
 				f.mu.Unlock()
 				delete(left, f)
 			}

@@ -37,6 +37,7 @@ const (
 // window is memory mapped for the processor. It is over with the memory's handle, too, and gone with the file. One that is kept is a handle
 // only, on memory that a channel writes to, and is over with that (notifiers.go).
 type window struct {
+	entry
 	address uint64 // by which the program knows it
 	handle  uint32 // the guard's, on the memory
 	gpu     int
@@ -306,10 +307,12 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	c := a.clients[client]
 	if c == nil || c.objects[memory] == nil {
 		a.loose = append(a.loose, w)
+		a.books.note(w)
 		return false
 	}
 	o := c.objects[memory]
 	o.windows = append(o.windows, w)
+	a.books.note(o)
 	return true
 }
 
@@ -345,6 +348,7 @@ func (a *account) moveWindow(client, memory uint32, from, to uint64) {
 	defer a.mu.Unlock()
 	if o, i := a.findWindow(client, memory, from); i >= 0 {
 		o.windows[i].address = to
+		a.books.note(o.windows[i])
 	}
 }
 
@@ -354,6 +358,7 @@ func (a *account) dropWindow(client, memory uint32, address uint64) {
 	if o, i := a.findWindow(client, memory, address); i >= 0 {
 		a.loose = append(a.loose, o.windows[i])
 		o.windows = slices.Delete(o.windows, i, i+1)
+		a.books.note(o)
 	}
 }
 
@@ -371,6 +376,9 @@ func (a *account) removeGoneWindows() int {
 	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool {
 		if w.gone && !w.kept {
 			w.file.close()
+		}
+		if w.gone {
+			a.books.end(w)
 		}
 		return w.gone
 	})
