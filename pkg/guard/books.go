@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/guard/journal"
 )
@@ -66,6 +68,92 @@ type books struct {
 	waits   atomic.Bool // something is noted
 	lost    func(error) // is told, once, that the books cannot be kept
 	over    bool
+	closing []int // descriptors of what was ended
+}
+
+// keepBooks has everything that changes from now on written down.
+func (g *Guard) keepBooks(j *journal.Journal, lost func(error)) {
+	g.own.guard = g
+	g.books = &books{journal: j, account: g.account, lost: lost}
+	g.account.books, g.files.books, g.tasks.books, g.managed.books = g.books, g.books, g.books, g.books
+	b := g.books
+	b.put(bookConfig, 0, g.cfg)
+	for i := range g.account.gpus {
+		g.account.noteGPU(i)
+	}
+	g.noteOwnRM()
+	b.note(&g.own)
+	g.noteAll()
+	b.commit(nil)
+}
+
+// noteAll notes what a guard has that goes on in another one's place.
+func (g *Guard) noteAll() {
+	b := g.books
+	for _, p := range g.tasks.processes() {
+		b.note(p)
+	}
+	for tgid, list := range g.managed.procs {
+		b.noteSpans(tgid, list)
+	}
+	for i, f := range g.files.list {
+		f.order.Store(lastOrder / uint64(len(g.files.list)+1) * uint64(i+1))
+		b.note(f)
+		for _, list := range f.maps {
+			for _, m := range list {
+				b.note(m)
+			}
+		}
+		for _, r := range f.ranges {
+			b.note(r)
+		}
+	}
+	for _, c := range g.account.clients {
+		b.note(c)
+		for _, o := range c.objects {
+			b.note(o)
+			for _, list := range o.dmaMaps {
+				for _, m := range list {
+					b.note(m)
+				}
+			}
+		}
+	}
+	for _, w := range g.account.loose {
+		b.note(w)
+	}
+}
+
+// noteGPU notes what the container may have of a GPU. The account is locked, or nobody else has it yet.
+func (a *account) noteGPU(i int) {
+	if a.books != nil {
+		g := &a.gpus[i]
+		a.books.put(bookGPU, uint64(i), handover.GPU{Limit: uint64(g.limit), Native: g.native, Spill: uint64(g.spill)})
+	}
+}
+
+// noteOwnRM notes the guard's own RM client.
+func (g *Guard) noteOwnRM() {
+	if g.books == nil || g.rmClient == nil {
+		return
+	}
+	v := bookedRM{RMClient: handover.RMClient(g.rmClient.State())}
+	for _, b := range g.bar1 {
+		v.BAR1 = append(v.BAR1, uint64(b))
+	}
+	g.books.put(bookRM, 0, v)
+}
+
+// close closes a descriptor that the books have named, when they do no more: until then its number must be no other file's.
+func (b *books) close(fd int) {
+	if b == nil {
+		_ = unix.Close(fd)
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closing = append(b.closing, fd)
+	b.waits.Store(true)
 }
 
 // note has an entity's image committed. Who changes it holds the lock that its image takes.
@@ -160,13 +248,19 @@ func (b *books) commit(before func(number uint64)) {
 	}
 	b.commits.Lock()
 	defer b.commits.Unlock()
+	b.mu.Lock()
+	closing := b.closing
+	b.closing = nil
+	b.mu.Unlock()
 	ops := b.images()
-	if b.over {
-		return
+	if !b.over {
+		if err := b.journal.Commit(ops, before); err != nil {
+			b.over = true
+			b.lost(err)
+		}
 	}
-	if err := b.journal.Commit(ops, before); err != nil {
-		b.over = true
-		b.lost(err)
+	for _, fd := range closing {
+		_ = unix.Close(fd)
 	}
 }
 

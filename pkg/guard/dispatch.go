@@ -209,6 +209,7 @@ func (c *trappedCall) followFile() (err error) {
 // sendAnswer writes the results and sends the answer; a caller that is gone is remembered.
 func (w *worker) sendAnswer(c *trappedCall, rep reply) {
 	g := w.guard
+	g.books.commit(nil)
 	if !c.executed {
 		if !rep.resume && rep.errno == 0 && c.call.Outer != nil {
 			if !w.listener.valid(c.notif.ID) {

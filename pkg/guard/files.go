@@ -76,7 +76,7 @@ func (w weakRef) alive(self int) bool {
 	return e != unix.ENOENT
 }
 
-func (w weakRef) close() { _ = unix.Close(w.epfd) }
+func (w weakRef) close(b *books) { b.close(w.epfd) }
 
 // fileTable is the set of files that the guard follows.
 type fileTable struct {
@@ -86,7 +86,8 @@ type fileTable struct {
 	list  []*file // in the kernel's order of open files (kcmp), in which a search needs few comparisons
 	last  int     // where the last search ended, and the next one begins: mostly it is for the same file
 	// closed are those that were seen to be closed for good, and wait for reap: they have no place in that order any more.
-	closed []*file
+	closed   []*file
+	closings uint64 // how many of these there were
 }
 
 // maxFiles bounds the files of each kind that are followed for one container: every one costs a descriptor.
@@ -111,6 +112,9 @@ func (t *fileTable) search(fd int) (at int, f *file) {
 		switch order, e := t.order(fd, t.list[i]); {
 		case e == unix.ENOENT: // closed for good: another file may be in its place in memory, so it would lead astray
 			t.closed = append(t.closed, t.list[i])
+			t.closings++
+			t.list[i].order.Store(lastOrder + t.closings)
+			t.books.note(t.list[i])
 			t.list = slices.Delete(t.list, i, i+1)
 			from, to = 0, len(t.list)
 		case e != 0:
@@ -165,10 +169,13 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 	return f, nil
 }
 
+// lastOrder is beyond the order of files that are not closed for good.
+const lastOrder = 1 << 62
+
 // setOrder gives a file that is new in the list a number between its neighbours', by which the next guard finds its place: weak references
 // cannot be compared with each other. Where there is none left all get new ones.
 func (t *fileTable) setOrder(at int) {
-	low, high := uint64(0), uint64(1)<<62
+	low, high := uint64(0), uint64(lastOrder)
 	if at > 0 {
 		low = t.list[at-1].order.Load()
 	}
@@ -181,7 +188,7 @@ func (t *fileTable) setOrder(at int) {
 		return
 	}
 	for i, f := range t.list {
-		f.order.Store((1 << 62) / uint64(len(t.list)+1) * uint64(i+1))
+		f.order.Store(lastOrder / uint64(len(t.list)+1) * uint64(i+1))
 		t.books.note(f)
 	}
 }
@@ -214,8 +221,8 @@ func (t *fileTable) reap() []*file {
 		return gone
 	})
 	for _, f := range dead {
-		f.close()
 		t.books.end(f)
+		f.close(t.books)
 	}
 	return dead
 }
@@ -231,10 +238,10 @@ func (t *fileTable) remove(f *file) {
 	t.list = slices.Delete(t.list, i, i+1)
 	t.books.end(f)
 	if f.epfd >= 0 {
-		f.close()
+		f.close(t.books)
 	}
 	if f.strong >= 0 {
-		_ = unix.Close(f.strong)
+		t.books.close(f.strong)
 	}
 }
 

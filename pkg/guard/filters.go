@@ -168,6 +168,7 @@ func (g *Guard) serveListener(fd int) *listener {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.filters[l] = true
+	g.books.note(&g.own)
 	return l
 }
 

@@ -29,5 +29,6 @@ func (g *Guard) guardClient() (*rmclient.Client, error) {
 		g.bar1 = append(g.bar1, g.bar1Size(own, sub))
 	}
 	g.rmClient = own
+	g.noteOwnRM()
 	return own, nil
 }

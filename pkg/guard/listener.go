@@ -146,8 +146,9 @@ func (l *listener) close() {
 	l.closed.Do(func() {
 		l.guard.mu.Lock()
 		delete(l.guard.filters, l)
+		l.guard.books.note(&l.guard.own)
 		l.guard.mu.Unlock()
-		_ = unix.Close(l.fd)
+		l.guard.books.close(l.fd)
 		for {
 			select {
 			case w := <-l.spare:

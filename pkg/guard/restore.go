@@ -38,6 +38,24 @@ func at[T any](list []*T, i int) *T {
 
 // Restore makes a guard of a state. It changes nothing outside of itself, so that it can be tried; Begin goes on where the other one was.
 func Restore(s *handover.State, driver Driver, log *slog.Logger) (*Guard, error) {
+	r, err := restore(s, driver, log)
+	if err != nil {
+		return nil, err
+	}
+	return r.guard, r.balanced()
+}
+
+// Revive is Restore of what the books of a guard say that was killed.
+func Revive(v *Revived, driver Driver, log *slog.Logger) (*Guard, error) {
+	r, err := restore(v.State, driver, log)
+	if err != nil {
+		return nil, err
+	}
+	r.recount()
+	return r.guard, r.balanced()
+}
+
+func restore(s *handover.State, driver Driver, log *slog.Logger) (*restorer, error) {
 	g, err := newGuard(s.Config, driver, log)
 	if err != nil {
 		return nil, err
@@ -60,7 +78,7 @@ func Restore(s *handover.State, driver Driver, log *slog.Logger) (*Guard, error)
 		c := g.account.clients[handle]
 		return c, c != nil
 	})
-	return g, r.balanced()
+	return r, nil
 }
 
 func (r *restorer) process() {
@@ -197,7 +215,8 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 	for _, i := range v.KeptWindows {
 		o.keptWindows = append(o.keptWindows, at(r.windows, i))
 	}
-	at(r.clients, v.Client).objects[v.Handle] = o
+	o.owner = at(r.clients, v.Client)
+	o.owner.objects[v.Handle] = o
 	r.objects = append(r.objects, o)
 	r.guard.account.objects++
 }
@@ -280,7 +299,7 @@ func (r *restorer) file(f *file, v *handover.File) {
 	if f.maps != nil {
 		for _, m := range v.Maps {
 			id := gpuUUID(m.GPU)
-			f.maps[id] = append(f.maps[id], &uvmMap{addresses: addresses{m.Base, m.End}, gpu: id, charge: at(r.charges, m.Charge),
+			f.maps[id] = append(f.maps[id], &uvmMap{on: f, addresses: addresses{m.Base, m.End}, gpu: id, charge: at(r.charges, m.Charge),
 				tables: at(r.charges, m.Tables)})
 		}
 		for _, id := range v.Spaces {

@@ -203,7 +203,7 @@ func (t *taskTable) dropProcess(p *process) {
 	if t.procs[p.tgid] == p {
 		delete(t.procs, p.tgid)
 		t.books.end(p)
-		_ = unix.Close(p.pidfd)
+		t.books.close(p.pidfd)
 	}
 	if t.byNS[p.nspid] == p {
 		delete(t.byNS, p.nspid)

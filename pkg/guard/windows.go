@@ -93,7 +93,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 			return g.makeWindow(c, w, ownParent(own, gpu, parent.kind), ownParent(own, gpu, device.kind), as)
 		},
 		cancel: func() {
-			w.file.close()
+			w.file.close(nil) // nothing has named it
 			g.account.unreserveWindow(w)
 		},
 		commit: func() {
@@ -239,7 +239,7 @@ func (g *Guard) endWindows() {
 		if w.gone = w.kept || !w.file.alive(g.files.self); !w.gone {
 			continue
 		}
-		if s, e := w.own.Free(w.handle); e != 0 || s != rm.StatusOK {
+		if s, e := w.own.Free(w.handle); e != 0 || s != rm.StatusOK && s != rm.StatusObjectNotFound { // a guard that was killed has freed it
 			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
 			continue
 		}
@@ -375,7 +375,7 @@ func (a *account) removeGoneWindows() int {
 	defer a.mu.Unlock()
 	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool {
 		if w.gone && !w.kept {
-			w.file.close()
+			w.file.close(a.books)
 		}
 		if w.gone {
 			a.books.end(w)

@@ -125,6 +125,9 @@ func (c *checker) count(what string, n int64) {
 	c.that(n >= 0 && n <= math.MaxInt32, "%s: %d", what, n)
 }
 
+// Check is what Decode does with a state that was read in another way.
+func (s *State) Check() error { return s.check() }
+
 func (s *State) check() error {
 	c := &checker{}
 	n := len(s.Config.GPUs)
