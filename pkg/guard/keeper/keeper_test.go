@@ -76,12 +76,13 @@ func nextGuard() {
 	check(err)
 	files := m.Files()
 	check(Left([]int{fd, files[0]}))
-	b := make([]byte, 4)
-	_, err = io.ReadFull(os.NewFile(uintptr(files[0]), "pipe"), b)
+	b, pipe := make([]byte, 4), os.NewFile(uintptr(files[0]), "pipe")
+	defer pipe.Close()
+	_, err = io.ReadFull(pipe, b)
 	check(err)
 	var open []string
 	for _, name := range dir("/proc/self/fd") {
-		if target, err := os.Readlink("/proc/self/fd/" + name); err == nil && strings.HasPrefix(target, "pipe:") && name > "2" {
+		if target, err := os.Readlink("/proc/self/fd/" + name); err == nil && strings.HasPrefix(target, "pipe:") && !slices.Contains([]string{"0", "1", "2"}, name) {
 			open = append(open, name)
 		}
 	}
