@@ -36,6 +36,7 @@ const (
 	bookRange
 	bookTask
 	bookSpans
+	bookHeld // ID: a handle of the guard's own
 )
 
 // entry is an entity's place in the books. The books' mutex guards it.
@@ -65,7 +66,7 @@ type books struct {
 	last    uint64 // ID
 	noted   []entity
 	raw     []journal.Op
-	waits   atomic.Bool // something is noted
+	waits   atomic.Bool // something is noted, or is being committed
 	lost    func(error) // is told, once, that the books cannot be kept
 	over    bool
 	closing []int // descriptors of what was ended
@@ -253,12 +254,23 @@ func (b *books) commit(before func(number uint64)) {
 	b.closing = nil
 	b.mu.Unlock()
 	ops := b.images()
-	if !b.over {
+	switch {
+	case b.over:
+	case len(ops) == 0: // whoever was at it before has written this caller's, too
+		if before != nil {
+			before(0)
+		}
+	default:
 		if err := b.journal.Commit(ops, before); err != nil {
 			b.over = true
 			b.lost(err)
 		}
 	}
+	b.mu.Lock()
+	if len(b.noted)+len(b.raw)+len(b.closing) == 0 {
+		b.waits.Store(false)
+	}
+	b.mu.Unlock()
 	for _, fd := range closing {
 		_ = unix.Close(fd)
 	}
@@ -270,7 +282,6 @@ func (b *books) images() (ops []journal.Op) {
 		b.mu.Lock()
 		list, raw := b.noted, b.raw
 		b.noted, b.raw = nil, nil
-		b.waits.Store(false)
 		gone := make([]bool, len(list))
 		for i, x := range list {
 			x.booked().noted = false

@@ -49,6 +49,10 @@ type trappedCall struct {
 	params   []byte        // of RM_CONTROL and RM_ALLOC
 	start    time.Time     // of its worker, see there
 	inDriver time.Duration // that it took
+	// flight is what the next guard would find of the call; nil: there is no keeper. again marks one that was under way when another guard
+	// was killed.
+	flight *flight
+	again  bool
 	// repeated marks a call that got the answer of the thread's last one, see lastAnswer.
 	repeated bool
 }

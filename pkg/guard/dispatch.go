@@ -96,7 +96,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 	}
 	w.mem.reset()
 	c := &w.call
-	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd,
+	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd, flight: w.flight, again: w.again,
 		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
 	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.listener.valid(notif.ID) }) {
@@ -209,8 +209,8 @@ func (c *trappedCall) followFile() (err error) {
 // sendAnswer writes the results and sends the answer; a caller that is gone is remembered.
 func (w *worker) sendAnswer(c *trappedCall, rep reply) {
 	g := w.guard
-	g.books.commit(nil)
 	if !c.executed {
+		g.books.commit(nil)
 		if !rep.resume && rep.errno == 0 && c.call.Outer != nil {
 			if !w.listener.valid(c.notif.ID) {
 				return
@@ -224,9 +224,14 @@ func (w *worker) sendAnswer(c *trappedCall, rep reply) {
 		}
 		return
 	}
+	parts := c.changedParts(w.parts[:0])
+	if rep.errno != 0 {
+		parts = nil
+	}
+	c.answered(rep, parts)
 	// A call can take long, and the thread's number be another's afterwards.
 	if w.listener.valid(c.notif.ID) {
-		if rep.errno == 0 && !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
+		if !writeMemory(c.task.tid, parts) {
 			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
 		if w.listener.answer(c.notif.ID, rep) {

@@ -26,7 +26,9 @@ import (
 type Guard struct {
 	books      *books // nil: nobody goes on, should this process be killed
 	own        ownProcess
-	socketFDs  [3]int // descriptors of the sockets, and of the connection to a simulated driver, with mu
+	keep       *keep
+	fallen     *Fallen // the guard in whose place this one goes on, which was killed; nil: there was none
+	socketFDs  [3]int  // descriptors of the sockets, and of the connection to a simulated driver, with mu
 	cfg        Config
 	log        *slog.Logger
 	driver     Driver

@@ -64,11 +64,14 @@ type worker struct {
 	guard    *Guard
 	listener *listener
 	mem      *arena
-	notif    seccompNotif
+	notif    *seccompNotif
+	flight   *flight // nil: there is no keeper
 	call     trappedCall
 	parts    [maxParts]memoryPart
 
 	start time.Time // when it began; times are told from then, since time.Now reads two clocks of the kernel's and time.Since one
+
+	again bool // it serves a call that another guard had begun
 
 	// Of the last call: the driver was asked and said OK, and how long it took.
 	succeeded bool
@@ -96,7 +99,7 @@ func (l *listener) serveCalls() {
 	l.waiting.Store(thread)
 	w.start = time.Now()
 	w.meter.start(w.start)
-	for l.receive(&w.notif) {
+	for l.receive(w) {
 		begin := time.Since(w.start)
 		l.taken.Add(1)
 		l.waiting.Store(0)
@@ -105,7 +108,7 @@ func (l *listener) serveCalls() {
 		}
 		l.guard.monitor.wake(l)
 		w.succeeded, w.inDriver = false, 0
-		w.serve(&w.notif)
+		w.serve(w.notif)
 		end := time.Since(w.start)
 		w.meter.countCall(w.succeeded, w.inDriver, end-begin-w.inDriver)
 		if !l.waiting.CompareAndSwap(0, thread) {
@@ -126,8 +129,12 @@ func (l *listener) idleWorker() (*worker, error) {
 		return w, nil
 	default:
 	}
-	mem, err := newArena()
-	return &worker{guard: l.guard, listener: l, mem: mem}, err
+	mem, f, err := l.guard.newScratch()
+	w := &worker{guard: l.guard, listener: l, mem: mem, flight: f, notif: new(seccompNotif)}
+	if f != nil {
+		w.notif = &f.notif
+	}
+	return w, err
 }
 
 func (l *listener) parkWorker(w *worker) {
@@ -161,7 +168,7 @@ func (l *listener) close() {
 }
 
 // receive waits for a notification. False: no task has the filter any more.
-func (l *listener) receive(notif *seccompNotif) bool {
+func (l *listener) receive(w *worker) bool {
 	for !l.halted.Load() {
 		if l.pollFirst && !l.pollIn() {
 			if l.halted.Load() {
@@ -169,8 +176,11 @@ func (l *listener) receive(notif *seccompNotif) bool {
 			}
 			return false
 		}
-		*notif = seccompNotif{} // the kernel insists on zeroes
-		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(notif))
+		*w.notif = seccompNotif{} // the kernel insists on zeroes
+		if w.flight != nil {
+			w.flight.received(l.fd)
+		}
+		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(w.notif))
 		switch {
 		case e == 0:
 			return true

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/guard/journal"
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
@@ -22,8 +23,10 @@ import (
 // Revived is what the books say.
 type Revived struct {
 	*handover.State
-	// Rooting are the processes that were making an RM client, which nobody may know.
+	// Rooting are the processes that were making an RM client, which nobody may know. Held are handles of the guard's own on pages of
+	// channels.
 	Rooting []int
+	Held    []uint32
 }
 
 // errBooks is of books that contradict themselves.
@@ -48,6 +51,7 @@ func ReadBooks(entries map[journal.Key][]byte) (*Revived, error) {
 	r.process()
 	r.account()
 	v.Rooting = r.files()
+	all(r, bookHeld, func(id int, _ bool) { v.Held = append(v.Held, uint32(id)) })
 	if r.err == nil {
 		r.err = r.state.Check()
 	}
@@ -239,9 +243,8 @@ type bookedRM struct {
 	BAR1 []uint64 `json:"bar1"`
 }
 
-// newHandles is how many handles of its own the guard may have made up that are not in the books: it counts them up from where the books say
-// by one for each window, page of a channel, and notifier that is kept.
-const newHandles = 1 << 16
+// newHandles is how many handles of its own a guard may have made up for calls that are under way.
+const newHandles = 4 * keeper.MaxFlights
 
 // recount makes the sums and numbers of references that the books do not have, of what there is.
 func (r *restorer) recount() {
@@ -339,19 +342,23 @@ func (r *restorer) sum() {
 	r.charges = slices.DeleteFunc(r.charges, func(ch *charge) bool { return ch.handles+ch.references == 0 })
 }
 
-// freeUnknownHandles frees what the guard that was killed had in its own RM client, and is not in the books: of calls that were under way,
-// pages of channels, switch records.
-func (g *Guard) freeUnknownHandles() {
+// freeUnknownHandles frees what the guard that was killed had in its own RM client, and nobody knows: of calls that were under way, and pages
+// of channels.
+func (g *Guard) freeUnknownHandles(f *Fallen) {
 	own := g.rmClient
 	if own == nil {
 		return
 	}
+	last := f.Memory.Handle().Load()
+	own.SkipTo(last)
 	known := map[uint32]bool{own.Handle(): true}
 	for i := range g.cfg.GPUs {
 		known[own.Device(i)], known[own.Subdevice(i)] = true, true
 	}
 	g.account.eachWindow(func(w *window) { known[w.handle] = true })
-	last := own.State().Next
+	for _, h := range f.Held {
+		_, _ = own.Free(h)
+	}
 	for h := max(rmclient.FirstHandle, last-min(last, newHandles)); h <= last; h++ {
 		if !known[h] {
 			_, _ = own.Free(h)

@@ -74,6 +74,7 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 		return nil, pageError("refer to a channel's page", s, e)
 	}
 	held := g.account.addReference(obj.charge)
+	g.books.put(bookHeld, uint64(handle), true)
 	node := ""
 	if obj.class == classVidmem {
 		node = g.cfg.GPUs[gpu].Node.HostPath
@@ -93,5 +94,6 @@ func (g *Guard) closeUserPage(own *rmclient.Client, mem []byte, handle uint32, h
 		g.logOnce("userdend", "cannot let go of a channel's page", "status", rm.StatusName(s), "errno", e)
 		return
 	}
+	g.books.put(bookHeld, uint64(handle), nil)
 	g.account.dropReference(held)
 }

@@ -23,6 +23,7 @@ type Client struct {
 	devices []uint32 // in the order of the GPUs
 	subs    []uint32 // subdevices
 	next    atomic.Uint32
+	last    atomic.Pointer[atomic.Uint32] // told, see Tell; nil: nobody is
 }
 
 // Classes of a client's objects.
@@ -167,8 +168,24 @@ func (c *Client) Subdevice(gpu int) uint32 { return c.subs[gpu] }
 // Subdevices are those of all GPUs.
 func (c *Client) Subdevices() []uint32 { return c.subs }
 
+// SkipTo leaves out handles up to one, which another process may have made up.
+func (c *Client) SkipTo(handle uint32) { c.next.Store(max(c.next.Load(), handle)) }
+
+// Tell has the last handle that was made up told before it is used, for who goes on with the client should this process be killed.
+func (c *Client) Tell(last *atomic.Uint32) {
+	c.last.Store(last)
+	last.Store(c.next.Load())
+}
+
 // NewHandle makes up a name for a new object.
-func (c *Client) NewHandle() uint32 { return c.next.Add(1) }
+func (c *Client) NewHandle() uint32 {
+	n := c.next.Add(1)
+	if last := c.last.Load(); last != nil {
+		for old := last.Load(); old < n && !last.CompareAndSwap(old, n); old = last.Load() {
+		}
+	}
+	return n
+}
 
 // Control makes a control on an object of the client.
 func (c *Client) Control(object, cmd uint32, params []byte) (status uint32, errno syscall.Errno) {

@@ -28,6 +28,7 @@ const (
 	atEnded    = 8  // not 0: nobody is to go on
 	atFiles    = 12 // descriptors: two of the journal, the program
 	atRights   = 64 // entries of rights that are open for a moment
+	atHandle   = 24 // the last handle of its own that the guard has made up
 	atRestarts = 32 // when guards were started anew (CLOCK_BOOTTIME, s), the last ones
 	headSize   = 64 << 10
 	rightSize  = 16
@@ -107,6 +108,9 @@ func (m *Memory) Active() *atomic.Uint32 { return m.word(atActive) }
 
 // Ended is set when nobody is to go on.
 func (m *Memory) Ended() *atomic.Uint32 { return m.word(atEnded) }
+
+// Handle is the last handle of its own that the guard has made up.
+func (m *Memory) Handle() *atomic.Uint32 { return m.word(atHandle) }
 
 // SetFiles notes the descriptors of the journal and of the program.
 func (m *Memory) SetFiles(fds [3]int) {

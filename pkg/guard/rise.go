@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/guard/journal"
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/proc"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// How a guard goes on in the place of one that was killed (docs/adr/0014-keeper.md). What that one knew is in its books, and what was under
+// way in its flights: such a call is answered if the books have what came of it. If not, what the driver may have made of it is taken back,
+// and the call is served from its beginning; its caller waits in the kernel. Where nobody can tell, the process that made the call is ended.
+
+// Fallen is a guard that was killed.
+type Fallen struct {
+	*Revived
+	Memory *keeper.Memory
+	files  [3]*os.File
+	last   uint64 // commit
+}
+
+// ReadFallen reads what a guard has left, and closes what it had open and nobody needs.
+func ReadFallen(fd int) (*Fallen, error) {
+	m, err := keeper.OpenMemory(fd)
+	if err != nil {
+		return nil, fmt.Errorf("what the guard has left: %w", err)
+	}
+	f := &Fallen{Memory: m}
+	fds := m.Files()
+	for i, n := range fds {
+		f.files[i] = os.NewFile(uintptr(n), "journal")
+	}
+	j, entries, err := journal.Resume(m.Active(), [2]*os.File{f.files[0], f.files[1]})
+	if err != nil {
+		return nil, err
+	}
+	f.last = j.Last()
+	if f.Revived, err = ReadBooks(entries); err != nil {
+		return nil, err
+	}
+	kept := append(f.Descriptors(), fd, fds[0], fds[1], fds[2])
+	for _, x := range f.flights() {
+		if x.phase.Load() == phaseAsked && !slices.Contains(kept, int(x.fd)) && x.fd > 2 {
+			kept = append(kept, int(x.fd))
+		}
+	}
+	if err := keeper.Left(kept); err != nil {
+		return f, err
+	}
+	if !m.Restarted(gpusched.Monotonic()) {
+		return f, errors.New("guards of this container end again and again")
+	}
+	return f, f.checkDescriptors()
+}
+
+// flights are those that hold a notification.
+func (f *Fallen) flights() (list []*flight) {
+	for i := range keeper.MaxFlights {
+		if x, _ := flightAt(f.Memory.Flight(i)); x.notif.ID != 0 {
+			list = append(list, x)
+		}
+	}
+	return list
+}
+
+// checkDescriptors sees that the books' descriptors are what the books say: a number that was used again would be a disaster.
+func (f *Fallen) checkDescriptors() error {
+	var wrong error
+	check := func(fd int, what string) {
+		target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+		if err != nil || !strings.Contains(target, what) {
+			wrong = fmt.Errorf("%w: descriptor %d is %q, %v: want %s", errBooks, fd, target, err, what)
+		}
+	}
+	for _, fd := range f.Process.Listeners {
+		check(fd, "seccomp")
+	}
+	for _, x := range f.Files {
+		if x.Weak != nil {
+			check(x.Weak.Epoll, "eventpoll")
+		} else {
+			check(x.Strong, "/")
+		}
+	}
+	for _, x := range f.Account.Windows {
+		if x.File != nil {
+			check(x.File.Epoll, "eventpoll")
+		}
+	}
+	for _, c := range f.Account.Clients {
+		for _, e := range c.Events {
+			check(e.Epoll, "eventpoll")
+		}
+	}
+	for _, x := range f.Processes {
+		check(x.PidFD, "pidfd")
+	}
+	return wrong
+}
+
+// Rise makes the guard that goes on.
+func Rise(f *Fallen, driver Driver, log *slog.Logger) (*Guard, Sockets, error) {
+	g, err := Revive(f.Revived, driver, log)
+	if err != nil {
+		return nil, Sockets{}, err
+	}
+	sockets, err := g.takeWhatIsOutside(f.State)
+	g.fallen = f
+	return g, sockets, err
+}
+
+// rise begins where the other guard has stopped. Its memory is let go of when this one's is complete.
+func (g *Guard) rise() {
+	f := g.fallen
+	g.moveRecord()
+	g.freeUnknownHandles(f)
+	g.closeRights(f.Memory.Rights())
+	f.State.Account.Loose = nil
+	var again []*flight
+	var ends []int
+	for _, x := range f.flights() {
+		serve, ok := g.land(f, x)
+		if !ok {
+			ends = append(ends, int(x.notif.PID))
+		}
+		if serve {
+			again = append(again, x)
+		}
+	}
+	g.startKeeping(f.Memory)
+	for gpu := range g.cfg.GPUs {
+		if len(g.account.groupsOn(gpu)) > 0 {
+			g.gpuTime.Made(gpu)
+		}
+	}
+	g.goOnWithRest(f.State)
+	for _, fd := range f.Process.Listeners { // from here on others change what is read above
+		g.resumeFilter(fd)
+	}
+	for _, x := range again {
+		g.serveAgain(x)
+	}
+	for _, tid := range ends {
+		g.endUndecided(tgidOf(tid), "a call of it was under way when the guard was killed, and nobody can tell what came of it")
+	}
+	for _, tgid := range f.Rooting {
+		g.endUndecided(tgid, "it was making an RM client when the guard was killed")
+	}
+	g.log.Warn("the guard was killed; this one goes on", "calls", len(again), "ended", len(ends)+len(f.Rooting))
+	g.events.Note(event.Event{Kind: event.Warning, PID: os.Getpid(), Text: "the guard was killed; another one has gone on in its place"})
+	for _, x := range f.files {
+		x.Close()
+	}
+	f.Memory.Close()
+}
+
+// tgidOf is the process of a thread; 0: it is gone.
+func tgidOf(tid int) int {
+	tgid, _, _, err := readStatus(tid)
+	if err != nil {
+		return 0
+	}
+	return tgid
+}
+
+// moveRecord tells the ledger who the guard is.
+func (g *Guard) moveRecord() {
+	start, err := ledger.ProcStart(os.Getpid())
+	if err == nil {
+		err = ledger.Open(g.cfg.RunDir).Update(g.cfg.Nonce, func(r *ledger.Record) error {
+			r.GuardPID, r.GuardStart = os.Getpid(), start
+			return nil
+		})
+	}
+	if err != nil {
+		g.log.Error("the ledger does not know this guard", "err", err)
+	}
+}
+
+// closeRights closes objects that were open for the moment of a call.
+func (g *Guard) closeRights(list []keeper.Right) {
+	for _, r := range list {
+		c := g.account.client(r.Client)
+		if c == nil {
+			continue
+		}
+		t, ok := g.fileOf(c)
+		if ok {
+			c.open.mu.Lock()
+			_, _ = g.callShare(t, c, openRight{r.Object, r.Access}, shareActionRevoke) // the object may be gone
+			c.open.mu.Unlock()
+			t.Done()
+			continue
+		}
+		g.endUndecided(c.tgid, "an object of it was open when the guard was killed, and cannot be closed")
+	}
+}
+
+// endUndecided ends a process of which nobody can tell what it has.
+func (g *Guard) endUndecided(tgid int, why string) {
+	if tgid == 0 || proc.Exiting(tgid) {
+		return
+	}
+	g.log.Error("killing a process: "+why, "pid", tgid)
+	g.stats.processesKilled.Add(1)
+	g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: why})
+	g.killProcess(tgid)
+}
+
+// land settles a call that was under way. serve: it is to be served again. False: nobody can tell what came of it.
+func (g *Guard) land(f *Fallen, x *flight) (serve, ok bool) {
+	l := &listener{guard: g, fd: int(x.listener)}
+	if !slices.Contains(f.Process.Listeners, l.fd) {
+		return false, true
+	}
+	waits := l.valid(x.notif.ID)
+	switch phase := x.phase.Load(); {
+	case phase == phaseReceived:
+		return waits, true
+	case phase == phaseAnswered && x.commit.Load() <= f.last:
+		if waits {
+			g.deliver(l, x)
+		}
+		return false, true
+	}
+	defer unix.Close(int(x.fd))
+	if ok = g.takeBack(x); !ok && waits {
+		l.answer(x.notif.ID, fail(unix.ENODEV))
+	}
+	return waits && ok, ok
+}
+
+// deliver gives the answer that the other guard was about to give.
+func (g *Guard) deliver(l *listener, x *flight) {
+	rep := reply{errno: syscall.Errno(x.errno)}
+	var parts []memoryPart
+	for _, p := range x.parts[:min(x.partN, maxParts)] {
+		b, ok := x.bytes(p)
+		if !ok {
+			rep = fail(unix.EFAULT)
+			break
+		}
+		parts = append(parts, memoryPart{p.addr, b})
+	}
+	if rep.errno == 0 && !writeMemory(int(x.notif.PID), parts) {
+		rep = fail(unix.EFAULT)
+	}
+	l.answer(x.notif.ID, rep)
+}
+
+// bytes are a part of the worker's memory.
+func (x *flight) bytes(p flightPart) ([]byte, bool) {
+	body := x.body()
+	if int(p.at) > len(body) || int(p.len) > len(body)-int(p.at) || p.len == 0 {
+		return nil, false
+	}
+	return body[p.at:][:p.len:p.len], true
+}
+
+// call is the call as the other guard made it, with what the driver has written into it.
+func (x *flight) call() (*rm.Call, bool) {
+	outer, ok := x.bytes(x.at)
+	if !ok || x.whole == 0 || x.blockN > maxParts {
+		return nil, false
+	}
+	c := &rm.Call{Cmd: x.cmd, Outer: slices.Clone(outer)}
+	for _, b := range x.blocks[:x.blockN] {
+		data, ok := x.bytes(b.flightPart)
+		if !ok && b.len > 0 {
+			return nil, false
+		}
+		c.Blocks = append(c.Blocks, rm.Block{In: int(b.in), Off: int(b.off), Addr: b.addr, Data: slices.Clone(data)})
+	}
+	return c, true
+}
+
+// serveAgain serves a call that another guard had taken up.
+func (g *Guard) serveAgain(x *flight) {
+	g.mu.Lock()
+	var l *listener
+	for at := range g.filters {
+		if at.fd == int(x.listener) {
+			l = at
+		}
+	}
+	g.mu.Unlock()
+	if l == nil {
+		return
+	}
+	notif, again := x.notif, x.phase.Load() != phaseReceived
+	l.total.Add(1)
+	go func() {
+		defer l.total.Add(-1)
+		w, err := l.idleWorker()
+		if err != nil {
+			g.log.Error("no memory for a worker", "err", err)
+			return
+		}
+		defer l.parkWorker(w)
+		if w.flight != nil {
+			w.flight.received(l.fd)
+		}
+		*w.notif = notif
+		w.start = time.Now()
+		w.again = again
+		w.serve(w.notif)
+		w.again = false
+	}()
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"slices"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// What a call that was under way may have made is taken back, before it is served again (rise.go). Calls that make nothing, or the same
+// again, are just repeated; those that take something away have done so, if the driver does not find it now (doneBefore).
+
+// takeBack takes back what a call may have made. False: it cannot be told what that is.
+func (g *Guard) takeBack(x *flight) bool {
+	c, ok := x.call()
+	if !ok {
+		return false
+	}
+	t, ok := g.flightTarget(x)
+	if !ok {
+		return false
+	}
+	if rm.UVMShaped(c.Cmd) {
+		return g.takeBackUVM(t, x, c)
+	}
+	switch nr := c.NR(); nr {
+	case rm.EscAlloc, rm.EscDupObject, rm.EscAllocMemory, rm.EscVidHeapControl:
+		client, handle, makes := madeBy(c, 0)
+		return !makes || g.takeBackObject(t, x, client, handle) && !(nr == rm.EscAlloc && g.makesClient(c))
+	case rm.EscControl:
+		return g.takeBackControl(t, x, c)
+	case rm.EscAllocOSEvent:
+		client, number := rm.U32(c.Outer, rm.OSEventClient), rm.U32(c.Outer, rm.OSEventFD)
+		if !g.account.hasEvent(client, number, g.files.self) {
+			free := rm.Call{Cmd: 3<<30 | rm.OSEventSize<<16 | 'F'<<8 | rm.EscFreeOSEvent, Outer: slices.Clone(c.Outer)}
+			_ = g.driver.Exec(t, &free)
+		}
+		return true
+	case rm.EscMapDMA:
+		// One whose address the driver has chosen, and nobody was told, ends with its memory.
+		form, ok := g.abi.MapDMA(len(c.Outer))
+		client, mapper := rm.U32(c.Outer, rm.DMAClient), rm.U32(c.Outer, rm.DMAMapper)
+		at := dmaPlace{rm.U32(c.Outer, rm.DMADevice), rm.U64(c.Outer, form.Address)}
+		if ok && at.address != 0 && !g.account.isMapped(client, mapper, at) {
+			g.unmapDMA(t, client, mapper, at)
+		}
+		return ok
+	}
+	return true
+}
+
+// flightTarget is the file of a call.
+func (g *Guard) flightTarget(x *flight) (Target, bool) {
+	t := Target{FD: int(x.fd), TID: int(x.notif.PID), PID: tgidOf(int(x.notif.PID))}
+	if g.driver.Native() {
+		return t, true
+	}
+	n, _, err := g.nodes.classify(int(x.fd))
+	if err != nil {
+		return t, false
+	}
+	f := g.files.find(int(x.fd), n.kind)
+	if f == nil {
+		return t, false
+	}
+	t.File = uint32(f.sim)
+	return t, t.File != 0
+}
+
+// makesClient: a client that nobody has been told of is found by no one.
+func (g *Guard) makesClient(c *rm.Call) bool {
+	class, ok := g.abi.Class(rm.U32(c.Outer, rm.AllocClass))
+	return !ok || class.Kind == rm.ClassRoot
+}
+
+// takeBackObject frees an object that a call may have made. NVIDIA's driver has written its handle where we see it, if it has made one.
+func (g *Guard) takeBackObject(t Target, x *flight, client, handle uint32) bool {
+	switch {
+	case x.known != 0 && handle != 0: // the driver has refused
+		return true
+	case handle == 0:
+		return g.driver.Native()
+	}
+	if s, e := g.rmFree(t, client, handle); e != 0 || s != rm.StatusOK && s != rm.StatusObjectNotFound {
+		return false
+	}
+	g.account.freeObject(client, handle)
+	return true
+}
+
+// takeBackControl: nearly all controls can be made again.
+func (g *Guard) takeBackControl(t Target, x *flight, c *rm.Call) bool {
+	ctl, ok := g.abi.Control(rm.U32(c.Outer, rm.ControlCmd))
+	switch {
+	case !ok:
+		return false
+	case ctl.Kind == rm.ControlImportFDs, ctl.Kind == rm.ControlStreamAlloc:
+		return false
+	}
+	client, handle, makes := madeBy(c, ctl.Kind)
+	return !makes || g.takeBackObject(t, x, client, handle)
+}
+
+// takeBackUVM: what is mapped is mapped again in its own place; ranges and channels are not.
+func (g *Guard) takeBackUVM(t Target, x *flight, c *rm.Call) bool {
+	form, ok := g.abi.UVM(c.Cmd)
+	if !ok {
+		return false
+	}
+	f := g.files.find(int(x.fd), nodeUVM)
+	switch c.Cmd {
+	case rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool:
+		r := rangeOf(c.Outer, form)
+		if f != nil && !f.hasRange(r.base) {
+			free, _ := g.abi.UVM(rm.UVMFree)
+			o := make([]byte, free.Size)
+			rm.PutU64(o, free.Base, r.base)
+			if free.Length >= 0 {
+				rm.PutU64(o, free.Length, r.length())
+			}
+			_ = g.driver.Exec(t, &rm.Call{Cmd: rm.UVMFree, Outer: o})
+		}
+	case rm.UVMRegisterChannel:
+		name := channelName{rm.U32(c.Outer, form.Client), rm.U32(c.Outer, form.Object)}
+		if f != nil && !f.hasChannel(name) {
+			end, _ := g.abi.UVM(rm.UVMUnregisterChannel)
+			o := make([]byte, end.Size)
+			rm.PutU32(o, end.Client, name.client)
+			rm.PutU32(o, end.Object, name.handle)
+			_ = g.driver.Exec(t, &rm.Call{Cmd: rm.UVMUnregisterChannel, Outer: o})
+		}
+	}
+	return true
+}
+
+func (f *file) hasRange(base uint64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ranges[base] != nil
+}
+
+func (f *file) hasChannel(name channelName) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, ok := f.channels[name]
+	return ok
+}
+
+func (a *account) isMapped(client, mapper uint32, at dmaPlace) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	return c != nil && c.objects[mapper] != nil && len(c.objects[mapper].dmaMaps[at]) > 0
+}
+
+// doneBefore reports that a call which is made again is refused only because it was carried out the first time.
+func (c *trappedCall) doneBefore(status uint32) bool {
+	if rm.UVMShaped(c.call.Cmd) {
+		switch c.call.Cmd {
+		case rm.UVMUnmapExternal, rm.UVMFree, rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU, rm.UVMUnregisterChannel, rm.UVMDestroyRangeGroup:
+			return slices.Contains([]uint32{rm.StatusInvalidAddress, rm.StatusInvalidDevice, rm.StatusObjectNotFound}, status)
+		case rm.UVMRegisterGPU, rm.UVMRegisterGPUVASpace:
+			return status == rm.StatusInvalidDevice
+		}
+		return false
+	}
+	switch c.call.NR() {
+	case rm.EscFree, rm.EscUnmapDMA, rm.EscFreeOSEvent:
+		return status == rm.StatusObjectNotFound
+	case rm.EscVidHeapControl:
+		return status == rm.StatusObjectNotFound && rm.U32(c.call.Outer, rm.HeapFunction) == rm.HeapFnFree
+	}
+	return false
+}
