@@ -110,7 +110,7 @@ func (k *keep) start() error {
 		return fmt.Errorf("%d keepers have ended within %v", len(k.started), keeperTime)
 	}
 	k.started = append(k.started, now)
-	p, err := keeper.Start(k.program, k.memory.File(), k.memory.Ended())
+	p, err := keeper.Start(k.program, k.memory)
 	if err != nil {
 		return err
 	}

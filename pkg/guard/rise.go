@@ -135,9 +135,10 @@ func (g *Guard) rise() {
 	var again []*flight
 	var ends []int
 	for _, x := range f.flights() {
+		tgid := tgidOf(int(x.notif.PID))
 		serve, ok := g.land(f, x)
 		if !ok {
-			ends = append(ends, int(x.notif.PID))
+			ends = append(ends, tgid)
 		}
 		if serve {
 			again = append(again, x)
@@ -156,14 +157,16 @@ func (g *Guard) rise() {
 	for _, x := range again {
 		g.serveAgain(x)
 	}
-	for _, tid := range ends {
-		g.endUndecided(tgidOf(tid), "a call of it was under way when the guard was killed, and nobody can tell what came of it")
+	for _, tgid := range ends {
+		g.endUndecided(tgid, "a call of it was under way when the guard was killed, and nobody can tell what came of it")
 	}
 	for _, tgid := range f.Rooting {
 		g.endUndecided(tgid, "it was making an RM client when the guard was killed")
 	}
-	g.log.Warn("the guard was killed; this one goes on", "calls", len(again), "ended", len(ends)+len(f.Rooting))
-	g.events.Note(event.Event{Kind: event.Warning, PID: os.Getpid(), Text: "the guard was killed; another one has gone on in its place"})
+	stall := gpusched.Monotonic() - f.Memory.Died()
+	g.log.Warn("the guard was killed; this one goes on", "stall", stall, "calls", len(again), "ended", len(ends)+len(f.Rooting))
+	g.events.Note(event.Event{Kind: event.Warning, PID: os.Getpid(),
+		Text: fmt.Sprintf("the guard was killed; another one has gone on in its place after %v", stall.Round(time.Millisecond/10))})
 	for _, x := range f.files {
 		x.Close()
 	}
@@ -214,13 +217,12 @@ func (g *Guard) closeRights(list []keeper.Right) {
 
 // endUndecided ends a process of which nobody can tell what it has.
 func (g *Guard) endUndecided(tgid int, why string) {
-	if tgid == 0 || proc.Exiting(tgid) {
-		return
-	}
-	g.log.Error("killing a process: "+why, "pid", tgid)
-	g.stats.processesKilled.Add(1)
+	g.log.Error("killing a process", "pid", tgid, "why", why)
 	g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: why})
-	g.killProcess(tgid)
+	if tgid > 0 && !proc.Exiting(tgid) {
+		g.stats.processesKilled.Add(1)
+		g.killProcess(tgid)
+	}
 }
 
 // land settles a call that was under way. serve: it is to be served again. False: nobody can tell what came of it.

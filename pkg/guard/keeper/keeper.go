@@ -31,13 +31,15 @@ const Name = "cgpu-keeper"
 type Process struct {
 	PID   int
 	pidfd int
+	self  int // that of the guard, by which it waits for the guard's end
 }
 
 // want is all that keep reads. It is made before the process is, and never changed.
 type want struct {
-	guard   uintptr // pidfd
+	guard   uintptr // pidfd, which is closed with the keeper
 	ended   *atomic.Uint32
-	program uintptr // descriptor
+	died    *unix.Timespec // told when it has ended (CLOCK_MONOTONIC)
+	program uintptr        // descriptor
 	argv    []*byte
 	envp    []*byte
 	name    [16]byte
@@ -47,16 +49,17 @@ type want struct {
 	all     uint64
 }
 
-// Start makes a keeper. It executes program, which is an open file, with the number of memory's descriptor, unless ended is not 0 by the
-// time that this process ends.
-func Start(program, memory *os.File, ended *atomic.Uint32) (*Process, error) {
+// Start makes a keeper. It executes program, which is an open file, with the number of memory's descriptor, unless memory says by the time
+// that this process ends that nobody is to go on.
+func Start(program *os.File, memory *Memory) (*Process, error) {
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		return nil, os.NewSyscallError("pidfd_open", err)
 	}
-	w := &want{guard: uintptr(self), ended: ended, program: program.Fd(), poll: unix.PollFd{Fd: int32(self), Events: unix.POLLIN}, all: ^uint64(0)}
+	w := &want{guard: uintptr(self), ended: memory.Ended(), died: memory.died(), program: program.Fd(),
+		poll: unix.PollFd{Fd: int32(self), Events: unix.POLLIN}, all: ^uint64(0)}
 	copy(w.name[:15], Name)
-	if w.argv, err = syscall.SlicePtrFromStrings([]string{"cgpu-guard", ReviveArg, strconv.Itoa(int(memory.Fd()))}); err == nil {
+	if w.argv, err = syscall.SlicePtrFromStrings([]string{"cgpu-guard", ReviveArg, strconv.Itoa(int(memory.file.Fd()))}); err == nil {
 		w.envp, err = syscall.SlicePtrFromStrings(os.Environ())
 	}
 	if err != nil {
@@ -69,7 +72,7 @@ func Start(program, memory *os.File, ended *atomic.Uint32) (*Process, error) {
 		return nil, os.NewSyscallError("clone", e)
 	}
 	runtime.KeepAlive(w)
-	p := &Process{PID: pid}
+	p := &Process{PID: pid, self: self}
 	if p.pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
 		p.Stop()
 		return nil, os.NewSyscallError("pidfd_open", err)
@@ -123,6 +126,7 @@ func keep(w *want) {
 	if w.ended.Load() != 0 {
 		exit()
 	}
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(w.died)), 0)
 	// What the guard had open the program has, too, and finds out which of it is to be kept: it can tell them from its own, which are closed
 	// by execve(2).
 	for fd, none := uintptr(3), 0; none < noneBeyond; fd++ {
@@ -159,6 +163,7 @@ func (p *Process) bury() {
 	}
 	if p.pidfd > 0 {
 		_ = unix.Close(p.pidfd)
+		_ = unix.Close(p.self)
 		p.pidfd = 0
 	}
 }

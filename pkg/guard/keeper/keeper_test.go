@@ -40,7 +40,7 @@ func guardMain(role string) {
 	check(err)
 	program, err := os.Open("/proc/self/exe")
 	check(err)
-	p, err := Start(program, m.File(), m.Ended())
+	p, err := Start(program, m)
 	check(err)
 	read, write, err := os.Pipe() // on this one others wait for what is left of the guard
 	check(err)

@@ -27,6 +27,7 @@ const (
 	atActive   = 4  // which file of the journal is valid
 	atEnded    = 8  // not 0: nobody is to go on
 	atFiles    = 12 // descriptors: two of the journal, the program
+	atDied     = 48 // when the guard has ended (CLOCK_MONOTONIC)
 	atRights   = 64 // entries of rights that are open for a moment
 	atHandle   = 24 // the last handle of its own that the guard has made up
 	atRestarts = 32 // when guards were started anew (CLOCK_BOOTTIME, s), the last ones
@@ -98,8 +99,11 @@ func (m *Memory) Close() {
 	m.file.Close()
 }
 
-// File is what Start passes on.
-func (m *Memory) File() *os.File { return m.file }
+// died is where the keeper says when the guard has ended, which Died tells.
+func (m *Memory) died() *unix.Timespec { return (*unix.Timespec)(unsafe.Pointer(&m.mem[atDied])) }
+
+// Died is when that was, by CLOCK_MONOTONIC.
+func (m *Memory) Died() time.Duration { return time.Duration(m.died().Nano()) }
 
 func (m *Memory) word(off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&m.mem[off])) }
 
