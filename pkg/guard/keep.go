@@ -43,13 +43,21 @@ func (g *Guard) startKeeping(before *keeper.Memory) {
 	if !g.cfg.Settings.Keeper {
 		return
 	}
-	if err := g.tryKeeping(before); err != nil {
+	err := g.findSockets()
+	if err == nil {
+		err = g.newKeep(before)
+	}
+	if err == nil {
+		err = g.keep.start()
+	}
+	if err != nil {
 		g.log.Error("no keeper: should this guard be killed, nobody goes on in its place", "err", err)
 		g.events.Note(event.Event{Kind: event.Warning, Text: "no keeper: " + err.Error()})
 	}
 }
 
-func (g *Guard) tryKeeping(before *keeper.Memory) (err error) {
+// newKeep begins the books. before is the memory of a guard that was killed; nil: there was none.
+func (g *Guard) newKeep(before *keeper.Memory) (err error) {
 	k := &keep{guard: g}
 	if k.memory, err = keeper.NewMemory(); err != nil {
 		return err
@@ -64,9 +72,6 @@ func (g *Guard) tryKeeping(before *keeper.Memory) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := g.findSockets(); err != nil {
-		return err
-	}
 	fds := j.Descriptors()
 	k.memory.SetFiles([3]int{fds[0], fds[1], int(k.program.Fd())})
 	for i := range keeper.MaxFlights {
@@ -77,7 +82,7 @@ func (g *Guard) tryKeeping(before *keeper.Memory) (err error) {
 	g.keep = k
 	g.tellHandles()
 	g.rmClientMu.Unlock()
-	return k.start()
+	return nil
 }
 
 // findSockets notes descriptors that are in objects of package net.

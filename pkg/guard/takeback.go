@@ -92,6 +92,9 @@ func (g *Guard) takeBackObject(t Target, x *flight, client, handle uint32) bool 
 // takeBackControl: nearly all controls can be made again.
 func (g *Guard) takeBackControl(t Target, x *flight, c *rm.Call) bool {
 	ctl, ok := g.abi.Control(rm.U32(c.Outer, rm.ControlCmd))
+	if !ok && !g.driver.Native() {
+		ctl, ok = simControl(rm.U32(c.Outer, rm.ControlCmd))
+	}
 	switch {
 	case !ok:
 		return false
