@@ -204,7 +204,7 @@ func (t *fileTable) countLocked(kind nodeKind) (n int) {
 	return n
 }
 
-// reap removes and returns the files that are closed for good.
+// reap removes and returns the files that are closed for good. Who has them closes them (fileClosed).
 func (t *fileTable) reap() []*file {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -220,10 +220,6 @@ func (t *fileTable) reap() []*file {
 		}
 		return gone
 	})
-	for _, f := range dead {
-		t.books.end(f)
-		f.close(t.books)
-	}
 	return dead
 }
 

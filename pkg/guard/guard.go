@@ -191,15 +191,20 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 		return f, err
 	}
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.sim == 0 {
+	opened := f.sim == 0
+	if opened {
 		kind := map[nodeKind]rmclient.NodeKind{nodeControl: rmclient.NodeControl, nodeGPU: rmclient.NodeGPU, nodeUVM: rmclient.NodeUVM}[n.kind]
 		id, err := g.driver.OpenFile(kind, n.minor)
 		if err != nil {
+			f.mu.Unlock()
 			return nil, err
 		}
 		f.sim = simFile(id)
 		g.books.note(f)
+	}
+	f.mu.Unlock()
+	if opened { // the next guard would open it anew, and nobody close this one
+		g.books.commit(nil)
 	}
 	return f, nil
 }

@@ -127,8 +127,11 @@ type walker struct {
 	booked   *bookTest     // nil: nobody looks at the guard's books
 }
 
-func newWalker(t *testing.T, patience time.Duration) *walker {
+func newWalker(t *testing.T, patience time.Duration, prepare ...func(*rig)) *walker {
 	w := &walker{rig: newRig(t), list: filepath.Join(t.TempDir(), "list"), patience: patience}
+	for _, f := range prepare {
+		f(w.rig)
+	}
 	if _, err := w.guard.guardClient(); err != nil { // else it is made when it is first needed
 		t.Fatal(err)
 	}
