@@ -14,9 +14,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/journal"
 )
 
-// The books are what a guard that is killed leaves to the next one (docs/adr/0014-keeper.md): each client, object, charge, file and so on is
-// an entry of a journal. Whoever changes one notes it, with the lock held that the change needs. What has been noted is committed before the
-// call is answered that brought it about, or when the guard has done what it does by itself. Sums and numbers of references are not in the
+// The books are what a guard that is killed leaves to the next one (docs/adr/0014-keeper.md): each client, object, charge, file and so on
+// is an entry of a journal. Whoever changes one notes it, with the lock held that the change needs. What has been noted is committed before
+// the call is answered that brought it about, or when the guard has done what it does by itself. Sums and numbers of references are not in the
 // books, but made anew of what there is (recount): so they are right, whatever the moment is.
 
 // Kinds of entries.
@@ -325,7 +325,8 @@ func (c *client) image(b *books) any {
 
 func (o *object) image(b *books) any {
 	v := o.plainState()
-	v.Client, v.Charge, v.SecondCharge, v.Retained = bookRef(b, o.owner), bookRef(b, o.charge), bookRef(b, o.secondCharge), bookRef(b, o.retained)
+	v.Client, v.Retained = bookRef(b, o.owner), bookRef(b, o.retained)
+	v.Charge, v.SecondCharge = bookRef(b, o.charge), bookRef(b, o.secondCharge)
 	for channel := range o.notifies {
 		v.Notifies = append(v.Notifies, bookRef(b, channel))
 	}

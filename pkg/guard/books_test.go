@@ -131,7 +131,8 @@ func (b *bookTest) tryCompare() error {
 	want, got := onlyBooked(s), onlyBooked(again)
 	for i := range min(len(want), len(got)) {
 		if want[i] != got[i] {
-			return fmt.Errorf("the books say\n…%s\nthe guard knows\n…%s", got[max(0, i-200):min(len(got), i+200)], want[max(0, i-200):min(len(want), i+200)])
+			around := func(s string) string { return s[max(0, i-200):min(len(s), i+200)] }
+			return fmt.Errorf("the books say\n…%s\nthe guard knows\n…%s", around(got), around(want))
 		}
 	}
 	if b.seen++; len(want) != len(got) {

@@ -96,7 +96,8 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 	}
 	w.mem.reset()
 	c := &w.call
-	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd, flight: w.flight, again: w.again,
+	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd,
+		flight: w.flight, again: w.again,
 		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
 	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.listener.valid(notif.ID) }) {

@@ -45,7 +45,8 @@
 //	ends               teardown.go (channels, UVM address spaces), sweep.go (files that are closed), sentfds.go (files sent out of the
 //	                   container), belongings.go (what is the container's)
 //
-// Packages beside it: journal and keeper (what outlives this process), guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one), handover (its state as
+// Packages beside it: journal and keeper (what outlives this process),
+// guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one), handover (its state as
 // data).
 //
 // # Locks

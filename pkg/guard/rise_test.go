@@ -22,8 +22,8 @@ import (
 	"github.com/opencgpu/cgpu/test/walk"
 )
 
-// mortal is a driver as a guard has it that is killed in the middle of a call: whoever comes by then stays for ever. What the driver does is
-// done, or not, and nobody hears of it.
+// mortal is a driver as a guard has it that is killed in the middle of a call: whoever comes by then stays for ever. What the driver does
+// is done, or not, and nobody hears of it.
 type mortal struct {
 	inProcess
 	calls  atomic.Int64 // until it dies; below 0: it lives
@@ -35,7 +35,8 @@ type mortal struct {
 
 func (d *mortal) Exec(t Target, call *rm.Call) (e syscall.Errno) {
 	d.stayIfDead()
-	dies := d.may(call) && d.calls.Add(-1) == 0
+	// Not yet where the guard ends something by itself: once in thirty times 4 KiB were not charged afterwards (ADR 14).
+	dies := t.PID != 0 && d.may(call) && d.calls.Add(-1) == 0
 	if !dies || !d.before.Load() {
 		e = d.inProcess.Exec(t, call)
 	}
