@@ -18,7 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/keeper"
 )
 
-// keep is what a guard has so that another one goes on should it be killed (docs/adr/0014-keeper.md): the books, memory that both map, and
+// keep is what a guard has so that another one goes on should it be killed (docs/adr/0015-keeper.md): the books, memory that both map, and
 // the keeper, which has all that and the guard's descriptors.
 type keep struct {
 	guard   *Guard

@@ -23,7 +23,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// How a guard goes on in the place of one that was killed (docs/adr/0014-keeper.md). What that one knew is in its books, and what was under
+// How a guard goes on in the place of one that was killed (docs/adr/0015-keeper.md). What that one knew is in its books, and what was under
 // way in its flights: such a call is answered if the books have what came of it. If not, what the driver may have made of it is taken back,
 // and the call is served from its beginning; its caller waits in the kernel. Where nobody can tell, the process that made it is ended.
 

@@ -35,7 +35,7 @@ type mortal struct {
 
 func (d *mortal) Exec(t Target, call *rm.Call) (e syscall.Errno) {
 	d.stayIfDead()
-	// Not yet where the guard ends something by itself: once in thirty times 4 KiB were not charged afterwards (ADR 14).
+	// Not yet where the guard ends something by itself: once in thirty times 4 KiB were not charged afterwards (ADR 15).
 	dies := t.PID != 0 && d.may(call) && d.calls.Add(-1) == 0
 	if !dies || !d.before.Load() {
 		e = d.inProcess.Exec(t, call)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package journal keeps what a guard knows where the guard's death does not reach: in memory files that another process has open, too
-// (docs/adr/0014-keeper.md). It is a set of entries, each with a key and a text. A Commit changes some of them, all or none, whatever
+// (docs/adr/0015-keeper.md). It is a set of entries, each with a key and a text. A Commit changes some of them, all or none, whatever
 // moment the process is killed at. What the entries mean is package guard's.
 //
 // There are two files. Commits are added to the end of one; when that has grown to several times of what is valid in it, the valid entries

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package keeper is the process that has a guard's descriptors and memory files when the guard is killed, and becomes the next guard
-// (docs/adr/0014-keeper.md).
+// (docs/adr/0015-keeper.md).
 //
 // It is made by clone(2) with CLONE_FILES: the two have one table of descriptors, so whatever the guard opens the keeper has, under the same
 // number, and nothing is passed. It has no thread but one, which runs keep and nothing else: it waits for the guard's end, and executes the
