@@ -376,6 +376,9 @@ func (f *file) image(b *books) any {
 	for _, e := range f.exports {
 		v.Exports = append(v.Exports, handover.Export{There: e.there, Charge: bookRef(b, e.charge), Fabric: e.fabric, Size: uint64(e.size)})
 	}
+	for _, e := range f.exporting {
+		v.Exporting = append(v.Exporting, handover.Export{There: e.there, Charge: bookRef(b, e.charge), Fabric: e.fabric, Size: uint64(e.size)})
+	}
 	for name, ch := range f.channels {
 		v.Channels = append(v.Channels, handover.UVMChannel{Client: name.client, Handle: name.handle, GPU: handover.UUID(ch.gpu),
 			Kept: bookRef(b, ch.kept)})

@@ -30,7 +30,11 @@ func (g *Guard) checkFileControl(c *trappedCall) plan {
 	f.uvm.Lock() // or two exports to one position could be noted in another order than the driver saw them
 	rm.PutU32(c.params, c.control.FDOff, as)
 	p := g.checkExport(c, f)
+	done := p.done
 	p.done = func() {
+		if done != nil {
+			done()
+		}
 		rm.PutU32(c.params, c.control.FDOff, number)
 		f.uvm.Unlock()
 		_ = unix.Close(fd)
@@ -71,6 +75,10 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	}
 	switch c.control.Kind {
 	case rm.ControlImportFD, rm.ControlImportFDs:
+		if len(f.exporting) > 0 {
+			return answer(c.deny(rm.StatusInsufficientPermissions, "importdoubt",
+				"denied an import from a file that was being exported to when the guard was killed: export again"))
+		}
 		if !g.account.roomForObject(rm.ClassVidmem, noGPU, 0, 0) {
 			return answer(c.status(rm.StatusInsufficientResources))
 		}
@@ -82,12 +90,17 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			return answer(c.denyOtherGPU())
 		}
 	}
-	p := plan{ask: true, commit: func() {
+	whole, before := held, g.announceExport(f, held)
+	rest := before
+	p := plan{ask: true, done: func() { g.concludeExport(f, rest) }, commit: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.exports = g.setExports(f.exports, first, held)
 		g.books.note(f)
 		g.recordExport(c, f)
+		if len(held) > 0 && slices.Equal(held, before) { // known by now
+			rest = nil
+		}
 	}}
 	done := 0 // what the file holds already when one is refused
 	if len(objects) > 1 {
@@ -101,7 +114,49 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			p.commit()
 		}
 	}
+	p.retry = func(status uint32) (plan, bool) {
+		if !c.again || status != rm.StatusInUse || exportAt(f.exports, first).there || !slices.Equal(whole, before) {
+			return plan{}, false
+		}
+		held = whole // it is there since the call was made the first time
+		p.commit()
+		return answer(c.status(rm.StatusOK)), true
+	}
 	return p
+}
+
+// announceExport has the books keep what is to be exported until it is known what came of the call: a file that the driver has filled holds
+// the memory, and the driver does not say which. It returns what was announced by a guard that was killed. f.uvm is held.
+func (g *Guard) announceExport(f *file, held []export) (before []export) {
+	before = f.exporting
+	if g.books == nil || len(held) == 0 {
+		return before
+	}
+	for _, e := range held {
+		g.account.addReference(e.charge)
+	}
+	g.setExporting(f, slices.Concat(before, held))
+	g.books.commit(nil)
+	return before
+}
+
+// concludeExport lets go of what was announced, but for rest.
+func (g *Guard) concludeExport(f *file, rest []export) {
+	over := f.exporting[len(rest):]
+	if len(over) == 0 {
+		return
+	}
+	g.setExporting(f, rest)
+	for _, e := range over {
+		g.account.dropReference(e.charge)
+	}
+}
+
+func (g *Guard) setExporting(f *file, list []export) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.exporting = list
+	g.books.note(f)
 }
 
 // exportEach exports objects one by one. Where one of several is refused, the driver frees what its array of handles holds beyond that one,

@@ -34,6 +34,7 @@ type file struct {
 	rooted     bool                       // has, or may have, a live client
 	clients    int                        // verified live clients
 	exports    []export                   // what is exported into this file
+	exporting  []export                   // by calls under way; those that a guard that was killed had come first
 	maps       map[gpuUUID][]*uvmMap      // external mappings of this UVM address space, in the order of their addresses
 	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one
 	channels   map[channelName]uvmChannel // that are registered in it

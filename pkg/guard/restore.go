@@ -296,6 +296,10 @@ func (r *restorer) file(f *file, v *handover.File) {
 	for _, e := range v.Exports {
 		f.exports = append(f.exports, export{e.There, at(r.charges, e.Charge), e.Fabric, quota.Bytes(e.Size)})
 	}
+	for _, e := range v.Exporting { // it may be a file of exports, then
+		f.exporting = append(f.exporting, export{e.There, at(r.charges, e.Charge), e.Fabric, quota.Bytes(e.Size)})
+		f.exporter, f.rooted = true, true
+	}
 	if f.maps != nil {
 		for _, m := range v.Maps {
 			id := gpuUUID(m.GPU)

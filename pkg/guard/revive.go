@@ -196,6 +196,9 @@ func (r *reader) files() (rooting []int) {
 		for i := range v.Exports {
 			r.ref(bookCharge, &v.Exports[i].Charge)
 		}
+		for i := range v.Exporting {
+			r.ref(bookCharge, &v.Exporting[i].Charge)
+		}
 		for i := range v.Channels {
 			r.ref(bookRetained, &v.Channels[i].Kept)
 		}
@@ -304,6 +307,9 @@ func (r *restorer) recountFile(f *file) {
 		if refer(e.charge); e.there {
 			g.exportedObjects.Add(1)
 		}
+	}
+	for _, e := range f.exporting {
+		refer(e.charge)
 	}
 	for _, m := range slices.Concat(slices.Collect(maps.Values(f.maps))...) {
 		refer(m.charge, m.tables)

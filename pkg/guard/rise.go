@@ -56,7 +56,7 @@ func ReadFallen(fd int) (*Fallen, error) {
 	}
 	kept := append(f.Descriptors(), fd, fds[0], fds[1], fds[2])
 	for _, x := range f.flights() {
-		if x.phase.Load() == phaseAsked && !slices.Contains(kept, int(x.fd)) && x.fd > 2 {
+		if x.undecided(f.last) && !slices.Contains(kept, int(x.fd)) && x.fd > 2 {
 			kept = append(kept, int(x.fd))
 		}
 	}
@@ -232,10 +232,10 @@ func (g *Guard) land(f *Fallen, x *flight) (serve, ok bool) {
 		return false, true
 	}
 	waits := l.valid(x.notif.ID)
-	switch phase := x.phase.Load(); {
-	case phase == phaseReceived:
+	switch {
+	case x.phase.Load() == phaseReceived:
 		return waits, true
-	case phase == phaseAnswered && x.commit.Load() <= f.last:
+	case !x.undecided(f.last):
 		if waits {
 			g.deliver(l, x)
 		}
@@ -246,6 +246,12 @@ func (g *Guard) land(f *Fallen, x *flight) (serve, ok bool) {
 		l.answer(x.notif.ID, fail(unix.ENODEV))
 	}
 	return waits && ok, ok
+}
+
+// undecided: the driver may have been asked, and the books, whose last commit is last, do not say what came of it.
+func (x *flight) undecided(last uint64) bool {
+	phase := x.phase.Load()
+	return phase == phaseAsked || phase == phaseAnswered && x.commit.Load() > last
 }
 
 // deliver gives the answer that the other guard was about to give.

@@ -263,6 +263,9 @@ func (s *snapshotter) file(f *file) (handover.File, error) {
 	for _, e := range f.exports {
 		v.Exports = append(v.Exports, handover.Export{There: e.there, Charge: s.charges.of(e.charge), Fabric: e.fabric, Size: uint64(e.size)})
 	}
+	for _, e := range f.exporting {
+		v.Exporting = append(v.Exporting, handover.Export{There: e.there, Charge: s.charges.of(e.charge), Fabric: e.fabric, Size: uint64(e.size)})
+	}
 	for _, id := range slices.SortedFunc(maps.Keys(f.maps), compareUUIDs) {
 		for _, m := range f.maps[id] {
 			v.Maps = append(v.Maps, handover.UVMMap{Base: m.base, End: m.end, GPU: handover.UUID(m.gpu), Charge: s.charges.of(m.charge),

@@ -56,16 +56,19 @@ func (g *Guard) startSweep() (underWay []chan struct{}) {
 func (g *Guard) fileClosed(f *file) {
 	g.account.dropFile(f)
 	f.mu.Lock()
-	exports, sim, exporter := f.exports, f.sim, f.exporter
+	exports, exporting, sim, exporter := f.exports, f.exporting, f.sim, f.exporter
 	if f.pending != nil {
 		g.pendingRoots.Add(-1)
 		_ = unix.Close(f.pending.fd)
 		f.pending = nil
 	}
-	f.exports = nil
+	f.exports, f.exporting = nil, nil
 	f.mu.Unlock()
 	for _, e := range exports {
 		g.dropExport(e)
+	}
+	for _, e := range exporting {
+		g.account.dropReference(e.charge)
 	}
 	if sim != 0 {
 		if exporter {

@@ -105,7 +105,7 @@ func (g *Guard) takeBackControl(t Target, x *flight, c *rm.Call) bool {
 	return !makes || g.takeBackObject(t, x, client, handle)
 }
 
-// takeBackUVM: what is mapped is mapped again in its own place; ranges and channels are not.
+// takeBackUVM: ranges and channels are not made a second time, and what is mapped a second time takes page tables as what was there before.
 func (g *Guard) takeBackUVM(t Target, x *flight, c *rm.Call) bool {
 	form, ok := g.abi.UVM(c.Cmd)
 	if !ok {
@@ -113,6 +113,8 @@ func (g *Guard) takeBackUVM(t Target, x *flight, c *rm.Call) bool {
 	}
 	f := g.files.find(int(x.fd), nodeUVM)
 	switch c.Cmd {
+	case rm.UVMMapExternal, rm.UVMMapSparse:
+		g.takeBackMapping(t, f, c, rangeOf(c.Outer, form), form)
 	case rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool:
 		r := rangeOf(c.Outer, form)
 		if f != nil && !f.hasRange(r.base) {
@@ -135,6 +137,26 @@ func (g *Guard) takeBackUVM(t Target, x *flight, c *rm.Call) bool {
 		}
 	}
 	return true
+}
+
+// takeBackMapping unmaps what a call may have mapped, and with it what was mapped there before.
+func (g *Guard) takeBackMapping(t Target, f *file, c *rm.Call, x addresses, form rm.UVMForm) {
+	first, count := uvmSparseGPU, uint64(1)
+	if c.Cmd == rm.UVMMapExternal {
+		first, count = uvmMapAttributes, min(rm.U64(c.Outer, form.FD-uvmMapCount), uvmMapMaxGPUs)
+	}
+	unmap, _ := g.abi.UVM(rm.UVMUnmapExternal)
+	for i := range int(count) {
+		gpu := gpuUUID(c.Outer[first+i*uvmMapAttributesSize:])
+		o := make([]byte, unmap.Size)
+		rm.PutU64(o, unmap.Base, x.base)
+		rm.PutU64(o, unmap.Length, x.length())
+		copy(o[uvmUnmapGPU:], gpu[:])
+		e := g.driver.Exec(t, &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: o})
+		if f != nil && e == 0 && rm.U32(o, unmap.Status) == rm.StatusOK {
+			g.recordUnmapping(f, x, gpu)
+		}
+	}
 }
 
 func (f *file) hasRange(base uint64) bool {
@@ -169,10 +191,26 @@ func (c *trappedCall) doneBefore(status uint32) bool {
 		return false
 	}
 	switch c.call.NR() {
-	case rm.EscFree, rm.EscUnmapDMA, rm.EscFreeOSEvent:
+	case rm.EscFree:
+		return status == rm.StatusObjectNotFound || status == rm.StatusInvalidClient && c.guard.clientWasFreed(c)
+	case rm.EscUnmapDMA, rm.EscFreeOSEvent:
 		return status == rm.StatusObjectNotFound
 	case rm.EscVidHeapControl:
 		return status == rm.StatusObjectNotFound && rm.U32(c.call.Outer, rm.HeapFunction) == rm.HeapFnFree
 	}
 	return false
+}
+
+// clientWasFreed reports that a call which frees a client has done so before. The driver says the same of a client on another file.
+func (g *Guard) clientWasFreed(c *trappedCall) bool {
+	of := c.locked[0]
+	if rm.U32(c.call.Outer, rm.FreeObject) != of.handle {
+		return false
+	}
+	t, ok := g.fileOf(of)
+	if !ok {
+		return false
+	}
+	defer t.Done()
+	return !g.clientLives(t, of.handle)
 }

@@ -267,7 +267,7 @@ func (s *State) checkFile(c *checker, f *File) {
 	c.that((f.Weak != nil) != (f.Strong != 0), "a file with %d descriptors", f.Strong)
 	c.weak(f.Weak)
 	c.count("clients", int64(f.Clients))
-	for _, e := range f.Exports {
+	for _, e := range slices.Concat(f.Exports, f.Exporting) {
 		charge(e.Charge)
 	}
 	for _, m := range f.Maps {

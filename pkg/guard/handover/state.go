@@ -278,6 +278,7 @@ type File struct {
 	Sim        uint32       `json:"sim,omitempty"`
 	Owners     []int        `json:"owners,omitempty"`
 	Exports    []Export     `json:"exports,omitempty"`
+	Exporting  []Export     `json:"exporting,omitempty"` // that may be there: of calls of which nobody knows what came
 	Maps       []UVMMap     `json:"maps,omitempty"`
 	Spaces     []UUID       `json:"spaces,omitempty"`
 	Channels   []UVMChannel `json:"channels,omitempty"`
