@@ -241,11 +241,19 @@ func (g *Guard) land(f *Fallen, x *flight) (serve, ok bool) {
 		}
 		return false, true
 	}
-	defer unix.Close(int(x.fd))
-	if ok = g.takeBack(x); !ok && waits {
+	defer unix.Close(int(x.fd)) // ReadFallen has kept it
+	if drops(x.cmd) {
+		if ok = g.settleDrop(x); ok && waits {
+			g.deliver(l, x)
+			return false, true
+		}
+	} else {
+		ok = g.takeBack(x, waits)
+	}
+	if !ok && waits {
 		l.answer(x.notif.ID, fail(unix.ENODEV))
 	}
-	return waits && ok, ok
+	return waits && ok && !drops(x.cmd), ok
 }
 
 // undecided: the driver may have been asked, and the books, whose last commit is last, do not say what came of it.

@@ -12,7 +12,7 @@ import (
 // again, are just repeated; those that take something away have done so, if the driver does not find it now (doneBefore).
 
 // takeBack takes back what a call may have made. False: it cannot be told what that is.
-func (g *Guard) takeBack(x *flight) bool {
+func (g *Guard) takeBack(x *flight, waits bool) bool {
 	c, ok := x.call()
 	if !ok {
 		return false
@@ -29,7 +29,7 @@ func (g *Guard) takeBack(x *flight) bool {
 		client, handle, makes := madeBy(c, 0)
 		return !makes || g.takeBackObject(t, x, client, handle) && !(nr == rm.EscAlloc && g.makesClient(c))
 	case rm.EscControl:
-		return g.takeBackControl(t, x, c)
+		return g.takeBackControl(t, x, c, waits)
 	case rm.EscAllocOSEvent:
 		client, number := rm.U32(c.Outer, rm.OSEventClient), rm.U32(c.Outer, rm.OSEventFD)
 		if !g.account.hasEvent(client, number, g.files.self) {
@@ -89,8 +89,8 @@ func (g *Guard) takeBackObject(t Target, x *flight, client, handle uint32) bool 
 	return true
 }
 
-// takeBackControl: nearly all controls can be made again.
-func (g *Guard) takeBackControl(t Target, x *flight, c *rm.Call) bool {
+// takeBackControl: nearly all controls can be made again. Exports are announced (announceExport).
+func (g *Guard) takeBackControl(t Target, x *flight, c *rm.Call, waits bool) bool {
 	ctl, ok := g.abi.Control(rm.U32(c.Outer, rm.ControlCmd))
 	if !ok && !g.driver.Native() {
 		ctl, ok = simControl(rm.U32(c.Outer, rm.ControlCmd))
@@ -99,6 +99,8 @@ func (g *Guard) takeBackControl(t Target, x *flight, c *rm.Call) bool {
 	case !ok:
 		return false
 	case ctl.Kind == rm.ControlImportFDs, ctl.Kind == rm.ControlStreamAlloc:
+		return false
+	case !waits && (ctl.Kind == rm.ControlSchedule || ctl.Kind == rm.ControlSharePolicy): // nobody makes it again
 		return false
 	}
 	client, handle, makes := madeBy(c, ctl.Kind)
@@ -115,6 +117,13 @@ func (g *Guard) takeBackUVM(t Target, x *flight, c *rm.Call) bool {
 	switch c.Cmd {
 	case rm.UVMMapExternal, rm.UVMMapSparse:
 		g.takeBackMapping(t, f, c, rangeOf(c.Outer, form), form)
+	case rm.UVMRegisterGPUVASpace:
+		gpu := gpuUUID(c.Outer[rm.UVMGPU:])
+		if f == nil || !f.hasSpace(gpu) {
+			o := make([]byte, rm.UVMUnregisterSize)
+			copy(o[rm.UVMGPU:], gpu[:])
+			_ = g.driver.Exec(t, &rm.Call{Cmd: rm.UVMUnregisterVASpace, Outer: o})
+		}
 	case rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool:
 		r := rangeOf(c.Outer, form)
 		if f != nil && !f.hasRange(r.base) {
@@ -139,6 +148,64 @@ func (g *Guard) takeBackUVM(t Target, x *flight, c *rm.Call) bool {
 	return true
 }
 
+// drops reports a UVM call that takes something away, and no more.
+func drops(cmd uint32) bool {
+	switch cmd {
+	case rm.UVMUnmapExternal, rm.UVMFree, rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU, rm.UVMUnregisterChannel, rm.UVMDestroyRangeGroup:
+		return true
+	}
+	return false
+}
+
+// settleDrop makes a call that takes something away once more, from the copy that was made then: the task's memory may be another call by
+// now. It answers as that call was answered, or would have been. Where the driver refuses it, it was carried out before only if it named
+// exactly what the account has.
+func (g *Guard) settleDrop(x *flight) (ok bool) {
+	c, ok := x.call()
+	if !ok {
+		return false
+	}
+	t, ok := g.flightTarget(x)
+	form, known := g.abi.UVM(c.Cmd)
+	if !ok || !known {
+		return false
+	}
+	e := g.driver.Exec(t, c)
+	status := rm.U32(c.Outer, form.Status)
+	f := g.files.find(int(x.fd), nodeUVM)
+	if f != nil && e == 0 && (status == rm.StatusOK || f.isGone(c, form, status)) {
+		status = rm.StatusOK
+		g.recordDrop(f, c.Cmd, form, c.Outer)
+	}
+	at := flightPart{addr: x.outer + uint64(form.Status), at: x.at.at + uint32(form.Status), len: 4}
+	rm.PutU32(x.body(), int(at.at), status)
+	x.errno, x.partN, x.parts[0] = int32(e), 1, at
+	return true
+}
+
+// statusInvalidChannel is NV_ERR_INVALID_CHANNEL (nvstatuscodes.h).
+const statusInvalidChannel = 0x21
+
+// isGone reports that a call which takes away something that the account has is refused because the driver does not have it.
+func (f *file) isGone(c *rm.Call, form rm.UVMForm, status uint32) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch o := c.Outer; c.Cmd {
+	case rm.UVMFree:
+		base := rm.U64(o, form.Base)
+		r := f.ranges[base]
+		return status == rm.StatusInvalidAddress && r != nil && (form.Length < 0 || rangeOf(o, form) == r.addresses)
+	case rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU:
+		return status == rm.StatusInvalidDevice && f.spaces[gpuUUID(o[rm.UVMGPU:])]
+	case rm.UVMUnregisterChannel:
+		ch, known := f.channels[channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}]
+		return status == statusInvalidChannel && known && f.spaces[ch.gpu]
+	case rm.UVMDestroyRangeGroup:
+		return status == rm.StatusObjectNotFound && f.groups[rm.U64(o, form.Base)]
+	}
+	return false
+}
+
 // takeBackMapping unmaps what a call may have mapped, and with it what was mapped there before.
 func (g *Guard) takeBackMapping(t Target, f *file, c *rm.Call, x addresses, form rm.UVMForm) {
 	first, count := uvmSparseGPU, uint64(1)
@@ -157,6 +224,12 @@ func (g *Guard) takeBackMapping(t Target, f *file, c *rm.Call, x addresses, form
 			g.recordUnmapping(f, x, gpu)
 		}
 	}
+}
+
+func (f *file) hasSpace(gpu gpuUUID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.spaces[gpu]
 }
 
 func (f *file) hasRange(base uint64) bool {
@@ -179,26 +252,12 @@ func (a *account) isMapped(client, mapper uint32, at dmaPlace) bool {
 	return c != nil && c.objects[mapper] != nil && len(c.objects[mapper].dmaMaps[at]) > 0
 }
 
-// doneBefore reports that a call which is made again is refused only because it was carried out the first time.
+// doneBefore reports that RM_FREE, made again, is refused because what it frees is not there: of no other call does the refusal say so.
 func (c *trappedCall) doneBefore(status uint32) bool {
-	if rm.UVMShaped(c.call.Cmd) {
-		switch c.call.Cmd {
-		case rm.UVMUnmapExternal, rm.UVMFree, rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU, rm.UVMUnregisterChannel, rm.UVMDestroyRangeGroup:
-			return slices.Contains([]uint32{rm.StatusInvalidAddress, rm.StatusInvalidDevice, rm.StatusObjectNotFound}, status)
-		case rm.UVMRegisterGPU, rm.UVMRegisterGPUVASpace:
-			return status == rm.StatusInvalidDevice
-		}
+	if rm.UVMShaped(c.call.Cmd) || c.call.NR() != rm.EscFree {
 		return false
 	}
-	switch c.call.NR() {
-	case rm.EscFree:
-		return status == rm.StatusObjectNotFound || status == rm.StatusInvalidClient && c.guard.clientWasFreed(c)
-	case rm.EscUnmapDMA, rm.EscFreeOSEvent:
-		return status == rm.StatusObjectNotFound
-	case rm.EscVidHeapControl:
-		return status == rm.StatusObjectNotFound && rm.U32(c.call.Outer, rm.HeapFunction) == rm.HeapFnFree
-	}
-	return false
+	return status == rm.StatusObjectNotFound || status == rm.StatusInvalidClient && c.guard.clientWasFreed(c)
 }
 
 // clientWasFreed reports that a call which frees a client has done so before. The driver says the same of a client on another file.

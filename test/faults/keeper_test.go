@@ -88,7 +88,7 @@ func (n *node) guardIs(name string, pid int) error {
 
 // busyAgain is busy, where a program that is ended has another one after it.
 const busyAgain = "while :; do cgpu-probe work --for 24h --windows 200ms || echo FAILED work; done & " +
-	"while :; do cgpu-probe alloc 1MiB >/dev/null && echo allocated || echo FAILED alloc; done"
+	"while :; do why=$(cgpu-probe alloc 1MiB 2>&1) && echo allocated || echo FAILED alloc: $why; done"
 
 // pss is a process' part of the memory that it has, alone or with others.
 func pss(pid int) string {
