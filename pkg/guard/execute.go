@@ -112,9 +112,8 @@ func (c *trappedCall) execute(p plan) reply {
 		return replyDone
 	}
 	status, e := c.askDriver(p)
-	if c.again && e == 0 && c.doneBefore(status) {
-		status = rm.StatusOK
-		c.status(status)
+	if c.again {
+		status, e = c.orDoneBefore(status, e)
 	}
 	if e == 0 && status == rm.StatusOK {
 		if p.commit != nil {

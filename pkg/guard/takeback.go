@@ -4,6 +4,7 @@ package guard
 
 import (
 	"slices"
+	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -250,6 +251,20 @@ func (a *account) isMapped(client, mapper uint32, at dmaPlace) bool {
 	defer a.mu.Unlock()
 	c := a.clients[client]
 	return c != nil && c.objects[mapper] != nil && len(c.objects[mapper].dmaMaps[at]) > 0
+}
+
+// orDoneBefore is what a call that is made again comes to. A file that has a client's identity is refused a second one by errno; nothing of
+// the account hangs on which of the two calls has given it.
+func (c *trappedCall) orDoneBefore(status uint32, e syscall.Errno) (uint32, syscall.Errno) {
+	isRM := !rm.UVMShaped(c.call.Cmd)
+	switch {
+	case isRM && c.call.NR() == rm.EscRegisterFD && e == syscall.EINVAL:
+		return rm.StatusOK, 0
+	case e == 0 && c.doneBefore(status):
+		c.status(rm.StatusOK)
+		return rm.StatusOK, 0
+	}
+	return status, e
 }
 
 // doneBefore reports that RM_FREE, made again, is refused because what it frees is not there: of no other call does the refusal say so.
