@@ -42,12 +42,11 @@ const starting = -1
 // maxWorkers bounds the slow calls that are under way at once for one filter.
 const maxWorkers = 64
 
-// newListener starts to serve a filter.
+// newListener is a filter that nobody serves yet (spawn).
 func (g *Guard) newListener(fd int) *listener {
 	l := &listener{guard: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
 	// Wake the guard on the caller's core and back (Linux 6.6; older kernels refuse, no matter).
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlNotifSetFlags, notifSyncWakeUp)
-	l.spawn()
 	return l
 }
 

@@ -154,10 +154,18 @@ func (g *Guard) keepNotifiersOver(t Target, client, handle uint32, free func() (
 		}
 		kept = append(kept, w)
 	}
+	attached := g.books != nil && len(kept) == len(list) && len(list) > 0
+	if attached { // else a guard that is killed after the driver's answer leaves handles that the books do not name, and the next one frees them
+		g.account.attachNotifiers(client, list, kept)
+		g.books.commit(nil)
+	}
 	if len(kept) == len(list) {
 		status, e = free()
 	} else {
 		g.logOnce("notifierfreed", "an object is not freed: a channel writes errors to it", "status", rm.StatusName(status), "errno", e)
+	}
+	if attached { // one too many goes with its channel
+		return status, e
 	}
 	if len(kept) == len(list) && e == 0 && status == rm.StatusOK {
 		g.account.attachNotifiers(client, list, kept)
