@@ -133,12 +133,11 @@ func (g *Guard) rise() {
 	g.closeRights(f.Memory.Rights())
 	f.State.Account.Loose = nil
 	var again []*flight
-	var ends []int
+	var ends []*flight
 	for _, x := range f.flights() {
-		tgid := tgidOf(int(x.notif.PID))
 		serve, ok := g.land(f, x)
 		if !ok {
-			ends = append(ends, tgid)
+			ends = append(ends, x)
 		}
 		if serve {
 			again = append(again, x)
@@ -157,8 +156,10 @@ func (g *Guard) rise() {
 	for _, x := range again {
 		g.serveAgain(x)
 	}
-	for _, tgid := range ends {
-		g.endUndecided(tgid, "a call of it was under way when the guard was killed, and nobody can tell what came of it")
+	for _, x := range ends { // before it has an answer: it could end by itself, and nobody would be told why
+		g.endUndecided(tgidOf(int(x.notif.PID)), "a call of it was under way when the guard was killed, and nobody can tell what came of it")
+		l := &listener{guard: g, fd: int(x.listener)}
+		l.answer(x.notif.ID, fail(unix.ENODEV))
 	}
 	for _, tgid := range f.Rooting {
 		g.endUndecided(tgid, "it was making an RM client when the guard was killed")
@@ -249,9 +250,6 @@ func (g *Guard) land(f *Fallen, x *flight) (serve, ok bool) {
 		}
 	} else {
 		ok = g.takeBack(x, waits)
-	}
-	if !ok && waits {
-		l.answer(x.notif.ID, fail(unix.ENODEV))
 	}
 	return waits && ok && !drops(x.cmd), ok
 }

@@ -213,6 +213,47 @@ func TestKeeperEnds(t *testing.T) {
 	must(t, n.eventually(n.quiet))
 }
 
+// TestKeeperUpgrade: a hand-over gives the other program a keeper of its own, and a guard that was killed before, or has lost its keeper,
+// is handed over like any other.
+func TestKeeperUpgrade(t *testing.T) {
+	n := newNode(t, "keeper = true")
+	name := n.startBusy(t, 1)[0]
+	kill := func() {
+		guard, keeps, err := n.kept(name)
+		must(t, err)
+		must(t, unix.Kill(guard, unix.SIGKILL))
+		must(t, errors.Join(n.guardIs(name, keeps), n.works(name)))
+	}
+	for i := range 2 {
+		program, err := n.otherGuard(i)
+		must(t, err)
+		_, before, err := n.kept(name)
+		must(t, err)
+		if i == 1 {
+			must(t, unix.Kill(before, unix.SIGKILL))
+		}
+		if list, err := n.upgrade("--program", program, n.id(name)); err != nil {
+			t.Fatalf("%v %v\n%s", err, list, n.logs())
+		}
+		must(t, n.eventually(func() error {
+			if _, after, err := n.kept(name); err != nil || after == before {
+				return fmt.Errorf("the keeper is %d, as before: %w", after, err)
+			}
+			return nil
+		}))
+		must(t, n.works(name))
+		if i == 0 {
+			kill()
+		}
+	}
+	text, _ := n.said(name, 0)
+	if r, err := n.record(name); err != nil || strings.Count(text, "FAILED") > strings.Count(n.log(r.Nonce), undecided) {
+		t.Errorf("%v %s\n%s", err, text, n.logs())
+	}
+	must(t, n.runtime("delete", "--force", n.id(name)))
+	must(t, n.eventually(n.quiet))
+}
+
 // failsClosed waits until a container's calls fail, and both processes are gone.
 func (n *node) failsClosed(name string, processes ...int) error {
 	return n.eventually(func() error {
