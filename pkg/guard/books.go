@@ -16,8 +16,8 @@ import (
 
 // The books are what a guard that is killed leaves to the next one (docs/adr/0015-keeper.md): each client, object, charge, file and so on
 // is an entry of a journal. Whoever changes one notes it, with the lock held that the change needs. What has been noted is committed before
-// the call is answered that brought it about, or when the guard has done what it does by itself. Sums and numbers of references are not in the
-// books, but made anew of what there is (recount): so they are right, whatever the moment is.
+// the call is answered that brought it about, or when the guard has done what it does by itself. Sums and numbers of references are not in
+// the books, but made anew of what there is (recount): so they are right, whatever the moment is.
 
 // Kinds of entries.
 const (

@@ -155,7 +155,8 @@ func (g *Guard) keepNotifiersOver(t Target, client, handle uint32, free func() (
 		kept = append(kept, w)
 	}
 	attached := g.books != nil && len(kept) == len(list) && len(list) > 0
-	if attached { // else a guard that is killed after the driver's answer leaves handles that the books do not name, and the next one frees them
+	// else a guard that is killed after the driver's answer leaves handles that the books do not name, and the next one frees them
+	if attached {
 		g.account.attachNotifiers(client, list, kept)
 		g.books.commit(nil)
 	}

@@ -3,9 +3,9 @@
 // Package keeper is the process that has a guard's descriptors and memory files when the guard is killed, and becomes the next guard
 // (docs/adr/0015-keeper.md).
 //
-// It is made by clone(2) with CLONE_FILES: the two have one table of descriptors, so whatever the guard opens the keeper has, under the same
-// number, and nothing is passed. It has no thread but one, which runs keep and nothing else: it waits for the guard's end, and executes the
-// guard's program. So it reads nothing of a container's, needs no memory but what it had at its start, and opens nothing.
+// It is made by clone(2) with CLONE_FILES: the two have one table of descriptors, so whatever the guard opens the keeper has, under the
+// same number, and nothing is passed. It has no thread but one, which runs keep and nothing else: it waits for the guard's end, and
+// executes the guard's program. So it reads nothing of a container's, needs no memory but what it had at its start, and opens nothing.
 package keeper
 
 import (
@@ -84,7 +84,8 @@ func Start(program *os.File, memory *Memory) (*Process, error) {
 func clone(w *want) (pid int, e syscall.Errno) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if _, _, e = unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&w.all)), uintptr(unsafe.Pointer(&w.mask)), 8,
+	if _, _, e = unix.RawSyscall6(unix.SYS_RT_SIGPROCMASK, unix.SIG_SETMASK, uintptr(unsafe.Pointer(&w.all)),
+		uintptr(unsafe.Pointer(&w.mask)), 8,
 		0, 0); e != 0 {
 		return 0, e
 	}

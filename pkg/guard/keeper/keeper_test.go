@@ -82,7 +82,8 @@ func nextGuard() {
 	check(err)
 	var open []string
 	for _, name := range dir("/proc/self/fd") {
-		if target, err := os.Readlink("/proc/self/fd/" + name); err == nil && strings.HasPrefix(target, "pipe:") && !slices.Contains([]string{"0", "1", "2"}, name) {
+		if target, err := os.Readlink("/proc/self/fd/" + name); err == nil && strings.HasPrefix(target, "pipe:") &&
+			!slices.Contains([]string{"0", "1", "2"}, name) {
 			open = append(open, name)
 		}
 	}
