@@ -33,7 +33,8 @@ func installCommand() *cli.Command {
 			"it, into versions of which each is whole, runs cgpu-refresh, and ends when the engine has read its configuration. ENGINE may be\n" +
 			"auto. It is what the optional DaemonSet cgpu-installer runs (docs/install.md).\n\n" +
 			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install " +
-			"containerd --kubernetes\n   cgpu install podman --name cgpu\n   cgpu install docker --dry-run -o json | jq '.files[].path'\n   cgpu install auto --host-root /host",
+			"containerd --kubernetes\n   cgpu install podman --name cgpu\n   cgpu install docker --dry-run -o json | jq '.files[].path'\n   cgpu " +
+			"install auto --host-root /host",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "default", Usage: "make it the engine's default runtime; containers without a quota are not touched by it"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
