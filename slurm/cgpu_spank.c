@@ -353,6 +353,10 @@ static void guard(const char *program, size_t size, const char *state, size_t le
 	if (sendmsg(conn, &m, MSG_NOSIGNAL) != (ssize_t)length)
 		_exit(NO_SLICE);  // nobody answers an ioctl now, and printing may want one
 	close(listener);
+	// The guard looks at this process for its /dev, and then closes the connection: a task may end at once while its children go on.
+	char none;
+	while (read(conn, &none, 1) < 0 && errno == EINTR)
+		;
 	close(conn);
 }
 

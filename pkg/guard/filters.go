@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -149,7 +150,7 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 		g.cgroups = cgroupsOf(g.initPID)
 		g.leaseHeld = append(g.leaseHeld, holdOpen(g.cgroups.leasable(), g.log)...)
 		g.initStart, _ = ledger.ProcStart(g.initPID)
-		g.devFirst = deviceOfDev(g.initPID)
+		g.devFirst = deviceOfDev(cmp.Or(state.Pid, g.initPID)) // of a `cgpu run` the thread that is about to become the first process
 	}
 	g.listeners++
 	g.mu.Unlock()

@@ -31,7 +31,7 @@ func Prepare(pid int, r Run) (Fence, error) {
 	if err != nil {
 		return Fence{}, fmt.Errorf("run: connect to the guard: %w", err)
 	}
-	state, err := stateOf(r.Plan.ID, r.Plan.Nonce, pid)
+	state, err := stateOf(r.Plan.ID, r.Plan.Nonce, pid, pid)
 	if err != nil {
 		return Fence{}, err
 	}

@@ -116,20 +116,20 @@ type processState struct {
 	} `json:"state"`
 }
 
-// stateOf describes a process that is about to become the command.
-func stateOf(id, nonce string, pid int) ([]byte, error) {
+// stateOf describes a process that is about to become the command, and its thread that sees what the command will see.
+func stateOf(id, nonce string, pid, tid int) ([]byte, error) {
 	metadata, err := json.Marshal(map[string]string{"id": id, "nonce": nonce})
 	if err != nil {
 		return nil, err
 	}
-	s := processState{Version: "1.0.2", Fds: []string{"seccompFd"}, PID: pid, Metadata: string(metadata)}
+	s := processState{Version: "1.0.2", Fds: []string{"seccompFd"}, PID: tid, Metadata: string(metadata)}
 	s.State.ID, s.State.Status, s.State.PID = id, "creating", pid
 	return json.Marshal(s)
 }
 
 // guarded puts this thread under the guard at the other end of conn.
 func guarded(conn int, id, nonce string) error {
-	state, err := stateOf(id, nonce, unix.Getpid())
+	state, err := stateOf(id, nonce, unix.Getpid(), unix.Gettid())
 	if err != nil {
 		return err
 	}
@@ -141,5 +141,16 @@ func guarded(conn int, id, nonce string) error {
 	if err := unix.Sendmsg(conn, state, unix.UnixRights(fd), nil, 0); err != nil {
 		return fmt.Errorf("give the guard the listener: %w", err)
 	}
+	awaitGuard(conn)
 	return nil
+}
+
+// awaitGuard waits until the guard has taken the filter, when it closes the connection. It looks at this process for its /dev, and a
+// command may end at once while its children go on. A guard that has ended closes it too: then the command's calls fail.
+func awaitGuard(conn int) {
+	for {
+		if _, err := unix.Read(conn, make([]byte, 1)); err != unix.EINTR {
+			return
+		}
+	}
 }

@@ -96,7 +96,7 @@ func TestFilter(t *testing.T) {
 
 // TestState holds the message to what the OCI specification calls its parts; the guard reads it as runc's.
 func TestState(t *testing.T) {
-	text, err := stateOf("run-1", "1", 42)
+	text, err := stateOf("run-1", "1", 42, 43)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestState(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]any{
-		"ociVersion": "1.0.2", "fds": []any{"seccompFd"}, "pid": 42., "metadata": `{"id":"run-1","nonce":"1"}`,
+		"ociVersion": "1.0.2", "fds": []any{"seccompFd"}, "pid": 43., "metadata": `{"id":"run-1","nonce":"1"}`,
 		"state": map[string]any{"id": "run-1", "status": "creating", "pid": 42.},
 	}
 	if !reflect.DeepEqual(got, want) {
