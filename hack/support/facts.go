@@ -110,13 +110,13 @@ var afterGPUs = []section{
 		{what: "PyTorch 2.11, JAX, cuBLAS, NCCL, torch.compile", commits: []string{"250e6b7", "71b9b7d"}},
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
-		{what: "Vulkan", status: fails, says: "`vkCreateInstance` failed on a vGPU (-9) where it works bare; the calls that stopped it " +
-			"are [known](internals/graphics.md#what-stops-vulkan-and-egl) and served since, which no GPU has seen"},
+		{what: "Vulkan", status: fails, says: "`vkCreateDevice` fails on a vGPU (-3) where it works bare; " +
+			"[what stops it](internals/graphics.md#what-stops-vulkan-and-egl)"},
 		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
 			says: "the driver's files are in the container, whatever `NVIDIA_DRIVER_CAPABILITIES` says, and the guard knows the classes; " +
 				"nobody has run one; `test/gpu/run.sh graphics` does (not OptiX and NVENC)"},
 		{what: "OpenGL and EGL off screen, NVJPEG", status: unknown,
-			says: "the driver's files are in the container; `test/gpu/run.sh graphics` runs them"},
+			says: "both worked on an H200 at 7e9500ce, by `test/gpu/run.sh graphics`, once; nobody has run programs of others"},
 		{what: "X servers, Wayland, Vulkan's windows", tests: []string{"pkg/spec:TestForeignNames"}, status: refused,
 			says: "they need nvidia-modeset or `/dev/dri`, [which no vGPU gets](internals/graphics.md#nodes-that-no-vgpu-gets)"},
 	}},
