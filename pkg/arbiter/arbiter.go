@@ -25,11 +25,10 @@ type Options struct {
 	UUID   string // of the GPU
 	Timing sched.Timing
 	Source Source // nil: the driver does not tell of context switches; every context counts as one with work
-	// Load is how long the GPU computed for a process, or for Everybody, between two times of its own clock; nil, or an error: nobody knows.
-	// See the function Load.
-	Load func(pid int, from, to time.Duration) (time.Duration, error)
-	Log  *slog.Logger
-	Now  func() time.Duration // the clock; nil: CLOCK_MONOTONIC
+	// Samples are of the GPU's load lately; nil, or an error: nobody knows. See the function Samples.
+	Samples func() ([]sched.Sample, error)
+	Log     *slog.Logger
+	Now     func() time.Duration // the clock; nil: CLOCK_MONOTONIC
 }
 
 // Arbiter decides about one GPU. Its methods but Generation, Await and Wake are of one goroutine.
@@ -48,6 +47,7 @@ type Arbiter struct {
 	read     time.Duration // when some came last
 	stepped  time.Duration
 	judged   time.Duration // until when the GPU's load is known
+	asked    time.Duration // for the GPU's load
 	patience time.Duration
 	said     map[string]bool // lines in the log
 }
@@ -58,7 +58,6 @@ type vgpu struct {
 	young          []time.Duration // when groups were made lately, that may not have run yet
 	worked         time.Duration   // when it had work last; 0: never
 	part           float64         // of the GPU's time, that it was entitled to since the last step
-	load           float64         // of the time in which it is alone on the engine, that in which the GPU computed
 	lately, should float64         // of the GPU's time
 	said           sched.Verdict
 }
@@ -94,8 +93,10 @@ func (a *Arbiter) Close() { a.page.Close() }
 const (
 	// idleAfter is for how long a group without a run counts as one with work.
 	idleAfter = 200 * time.Millisecond
-	// settled is after how long without a context switch a context with work counts as alone on the GPU.
+	// settled is after how long without a context switch a context with work counts as alone on the GPU, and how often accounts go on.
 	settled = time.Second
+	// manyUnsettled is when they go on sooner: a successor has the last 4096 records (fecsRecords).
+	manyUnsettled = 1024
 	// maxPatience bounds the time between looks at one that is; the driver's samples reach back 14 seconds.
 	maxPatience = 8 * time.Second
 	// capIdle is after how long without work a capped vGPU is left alone. Its first work then goes on until it is noticed, and is made up
@@ -193,7 +194,7 @@ func (a *Arbiter) gone(now time.Duration) bool {
 // meet begins with a vGPU, or goes on with what the arbiter before knew of it. The row is in the guard's entry: times to come in it must
 // not become everybody's.
 func (a *Arbiter) meet(g *peerpage.Guest, now time.Duration) *vgpu {
-	v := &vgpu{load: 1}
+	v := &vgpu{}
 	if said, ok := a.page.RowOf(g.Place); ok {
 		latest := a.page.Found().UpTo
 		said.At = min(max(said.At, 0), now)
@@ -255,11 +256,6 @@ func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 	}
 	a.observer.Ahead = a.clock.ahead
 	end := a.clock.gpu(now)
-	if len(records) > 0 && !first {
-		a.sampleLone(records[0].At)
-	} else if len(records) == 0 {
-		a.sampleLone(end)
-	}
 	// Who comes new has the records of some time: they fade as if they had been read one after the other.
 	for first && len(records) > 0 && records[len(records)-1].At-records[0].At > 2*sched.Tick {
 		n := slices.IndexFunc(records, func(s sched.Switch) bool { return s.At-records[0].At > sched.Tick })
@@ -270,26 +266,43 @@ func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 		records, lost = records[n:], false
 	}
 	a.observer.Add(records, end, a.owner, lost)
+	a.settle(now)
 }
 
-// sampleLone asks whether the GPU computed for a context that has been alone on it until about a time of the GPU's clock.
-func (a *Arbiter) sampleLone(end time.Duration) {
-	pid, since, ok := a.observer.Alone()
-	to := end - sched.SamplePeriod // the newest sample may be younger than that: the rest is for the next time
-	v := a.vgpus[a.owners[pid]]
-	if v == nil || !ok {
+// settle has accounts go on.
+func (a *Arbiter) settle(now time.Duration) {
+	if a.observer.Unsettled() == 0 && !a.observer.Alone() || now < a.asked+a.askEvery() {
 		return
 	}
-	if end-since < settled || !a.clock.known || a.Load == nil {
-		return
+	if samples, ok := a.samples("load", "contexts on the GPU count as ones with work"); ok {
+		a.asked = now
+		a.observer.Settle(samples, a.clock.gpu(now)-sched.SamplePeriod) // records that are younger may be still to come
+	} else {
+		a.observer.SettleAll()
 	}
-	computed, err := a.Load(pid, since, to)
+}
+
+// askEvery is how often the GPU's load is asked for, which takes 1.5 ms: seldom, unless much waits for it, or a guard that is about to end.
+func (a *Arbiter) askEvery() time.Duration {
+	leaves := func(g peerpage.Guest) bool {
+		return g.Contexts == 0 && len(g.PIDs) == 0 && a.observer.Open(g.ID, 0) > 0
+	}
+	if a.observer.Unsettled() >= manyUnsettled || slices.ContainsFunc(a.guests, leaves) {
+		return sched.SamplePeriod
+	}
+	return settled
+}
+
+// samples asks for the GPU's load. Without an answer it says once what that means.
+func (a *Arbiter) samples(key, otherwise string) ([]sched.Sample, bool) {
+	if a.Samples == nil || !a.clock.known {
+		return nil, false
+	}
+	samples, err := a.Samples()
 	if err != nil {
-		a.logOnce("load", "a context that is alone on the GPU counts as one with work", err)
-		return
+		a.logOnce(key, otherwise, err)
 	}
-	v.load = float64(computed) / float64(to-since)
-	a.observer.Settle(to, max(0, min(computed, to-since)))
+	return samples, err == nil
 }
 
 // judge looks whether the GPU computes while some of its vGPUs are off for others.
@@ -303,14 +316,9 @@ func (a *Arbiter) judge(now time.Duration) {
 		return
 	}
 	load := -1.
-	if a.Load != nil && a.clock.known {
+	if samples, ok := a.samples("apart", "programs that wait for each kernel have less beside containers with several that do not"); ok {
 		gpu := a.clock.gpu(now) - now
-		computed, err := a.Load(Everybody, gpu+from, gpu+to)
-		if err == nil {
-			load = float64(computed) / float64(to-from)
-		} else {
-			a.logOnce("apart", "programs that wait for each kernel have less beside containers with several that do not", err)
-		}
+		load = meanLoad(samples, gpu+from, gpu+to)
 	}
 	a.judged, a.state = to, a.Timing.Judge(a.state, load, now)
 }
@@ -372,14 +380,16 @@ func (a *Arbiter) again(vgpus []sched.VGPU, now time.Duration) time.Duration {
 		}
 		capped = capped || a.guests[i].Cap > 0
 	}
-	_, _, alone := a.observer.Alone()
+	if a.Source != nil && a.observer.Unsettled() > 0 {
+		again = min(again, max(a.asked+a.askEvery()-now, sched.Tick))
+	}
 	switch {
 	case busy && a.Source == nil:
 		again = min(again, settled)
 	case busy && now-a.read < settled:
 		a.patience = settled / 2
 		again = min(again, 3*sched.Tick)
-	case busy || alone: // who is alone may have no work, and some again, and no record tells
+	case busy || a.observer.Alone(): // who is alone may have no work, and some again, and no record tells
 		a.patience = min(max(2*a.patience, settled), maxPatience)
 		if capped {
 			a.patience = settled
@@ -411,9 +421,7 @@ func (a *Arbiter) say(card sched.Card, vgpus []sched.VGPU, rows []sched.Row, now
 			Look: x.Priority == quota.PriorityHigh && x.Contexts > 0 && yielding > 0}
 		said.Account = a.book(g, v, parts[i], now, busy, x)
 		said.Lately, said.Entitled = permille(v.lately), permille(v.should)
-		if r := said.Resident; r.On && !r.Resting {
-			said.Open = max(0, a.clock.gpu(now)-r.Since)
-		}
+		said.Open = a.observer.Open(g.ID, a.clock.gpu(now))
 		a.apply(g, &said)
 		a.page.Put(*g, &said, first || !same(&said, &v.said))
 		v.said = said
@@ -427,12 +435,16 @@ func same(x, y *sched.Verdict) bool {
 
 // book brings the account of a vGPU up to date.
 func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.Duration, x sched.VGPU) sched.Account {
-	granted, limit, since := v.part, sched.Permille(0), a.stepped
+	entitled, since := v.part, a.stepped
 	if a.stepped == 0 && v.said.UpTo > 0 {
-		granted, since = part, v.said.At // nobody knows who had work since the arbiter before; but what was before a newcomer is not his
+		entitled, since = part, v.said.At // nobody knows who had work since the arbiter before; but what was before a newcomer is not his
 	}
-	if granted > 0 {
-		limit = g.Cap
+	of := busy
+	if g.Cap > 0 {
+		of = now - since
+		if entitled > 0 {
+			entitled = float64(g.Cap) / float64(sched.Whole)
+		}
 	}
 	v.part = part
 	if dt := now - a.stepped; a.stepped > 0 && dt > 0 {
@@ -441,13 +453,10 @@ func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.
 		if g.Cap > 0 && part > 0 {
 			should = float64(g.Cap) / float64(sched.Whole)
 		}
-		v.lately = v.lately*keep + (1-keep)*float64(x.Ran)/float64(dt)*v.load
+		v.lately = v.lately*keep + (1-keep)*float64(x.Ran)/float64(dt)*a.observer.Load(g.ID)
 		v.should = v.should*keep + (1-keep)*should
 	}
-	if a.read == now {
-		v.load = 1
-	}
-	return a.observer.Book(g.ID, granted, limit, max(0, now-since))
+	return a.observer.Book(g.ID, entitled, g.Cap > 0, of, max(0, now-since))
 }
 
 // apply has the observer know what is in force from now on.

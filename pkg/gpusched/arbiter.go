@@ -65,9 +65,7 @@ func OpenArbiter(cfg guardcfg.Config, driver rmclient.Driver, log *slog.Logger) 
 		}
 	}
 	d.Arbiter, err = arbiter.New(arbiter.Options{RunDir: cfg.RunDir, UUID: cfg.GPUs[0].UUID, Timing: TimingOf(cfg), Source: d.source, Log: log,
-		Load: func(pid int, from, to time.Duration) (time.Duration, error) {
-			return arbiter.Load(own, g.abi, 0, pid, from, to)
-		}})
+		Samples: func() ([]sched.Sample, error) { return arbiter.Samples(own, g.abi, 0) }})
 	if err != nil {
 		return nil, err
 	}

@@ -124,6 +124,14 @@ func (x *gpuScheduler) tellLast() bool {
 	return ok
 }
 
+// unsettled reports that the arbiter has not counted all that it has records of.
+func (x *gpuScheduler) unsettled() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.receiveRow()
+	return x.page != nil && x.local.Verdict().Open > 0
+}
+
 func (x *gpuScheduler) leavePage() {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -15,6 +15,7 @@ package gpusched
 import (
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -122,6 +123,9 @@ func (s *Scheduler) Begin() {
 // lastRecords is how long to wait for the records of what ended just now: they come every sched.Tick, and are read soon after.
 const lastRecords = 3 * sched.Tick
 
+// lastSamples bounds how long to wait for the samples of the GPU's load of that time.
+const lastSamples = 1200 * time.Millisecond
+
 // AwaitLast is called when nothing of the container's is on the GPUs any more, before End: when it returns the arbiters have counted
 // that, if there are some.
 func (s *Scheduler) AwaitLast() {
@@ -129,8 +133,9 @@ func (s *Scheduler) AwaitLast() {
 	for _, x := range s.gpus {
 		await = x.tellLast() || await
 	}
-	if await {
+	for begun := s.Now(); await && s.Now()-begun < lastSamples; {
 		s.Sleep(lastRecords)
+		await = slices.ContainsFunc(s.gpus, (*gpuScheduler).unsettled)
 	}
 }
 

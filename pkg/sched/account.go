@@ -44,7 +44,7 @@ func (o *Observer) Resume(vgpu string, a Account) {
 	h := o.habit(vgpu)
 	h.account, h.from, h.grantable = a, a.UpTo, a.Granted
 	if a.On && (o.running == nil || a.Since > o.since) {
-		o.running = &runner{vgpu: vgpu, group: group{a.PID, a.Context}, last: a.Since, resting: a.Resting}
+		o.running = &runner{vgpu: vgpu, group: group{a.PID, a.Context}, last: a.Since, worked: a.Since, resting: a.Resting}
 		o.since, o.settled = a.Since, a.Since
 		o.groups[o.running.group] = o.running
 		h.runners = append(h.runners, o.running)
@@ -55,25 +55,46 @@ func (o *Observer) Resume(vgpu string, a Account) {
 // UpTo is how far accounts go.
 func (o *Observer) UpTo() time.Duration { return o.upTo }
 
-// Book is the account of a vGPU up to the last record. It counts what the vGPU was entitled to since the last time: a part of the time in
-// which anybody was on the engine, or a hard cap's of all. Worked is for how long it had work since the last time, and bounds that: a
-// context that has no work any more may have been on the engine for long, until now. Records come late, so the bound is of the sums.
-func (o *Observer) Book(vgpu string, part float64, limit Permille, worked time.Duration) Account {
+// Book is the account of a vGPU until UpTo. It counts what the vGPU was entitled to: a part of the time in which anybody was on the engine;
+// if it is capped, of all time. The part is that of the time since the last Book, of which it had work for worked. That bounds what it was
+// entitled to: a context that has no work any more may have been on the engine for long, until now. Records come late, so the bound is of
+// the sums.
+func (o *Observer) Book(vgpu string, part float64, capped bool, since, worked time.Duration) Account {
 	h := o.habit(vgpu)
 	a := &h.account
-	granted := time.Duration(part * float64(o.busySince(a.UpTo)))
-	if limit > 0 {
-		part = float64(limit) / float64(Whole)
-		granted = time.Duration(part * float64(max(0, o.upTo-a.UpTo)))
-	}
+	h.part, h.parts = h.part+part*float64(since), h.parts+float64(since)
 	h.grantable += time.Duration(part * float64(worked))
-	a.Granted = min(a.Granted+granted, h.grantable)
-	o.booked = true
-	a.UpTo, a.Resident = max(a.UpTo, o.upTo), Resident{}
-	if r := o.running; r != nil && r.vgpu == vgpu {
-		a.Resident = Resident{true, r.pid, r.context, o.settled, r.resting}
+	if o.upTo > a.UpTo {
+		passed := o.upTo - a.UpTo
+		if !capped {
+			passed = o.busySince(a.UpTo)
+		}
+		if h.parts > 0 {
+			part = h.part / h.parts
+		}
+		a.Granted += time.Duration(part * float64(passed))
+		a.UpTo, h.part, h.parts = o.upTo, 0, 0
 	}
+	a.Granted = min(a.Granted, h.grantable)
+	o.booked = true
+	a.Resident = o.resident(vgpu)
 	return *a
+}
+
+// resident is the context of a vGPU that was on the engine at the time until which accounts go.
+func (o *Observer) resident(vgpu string) Resident {
+	for _, e := range o.entries {
+		switch {
+		case e.from > o.upTo:
+			return Resident{}
+		case e.to > o.upTo && e.vgpu == vgpu:
+			return Resident{true, e.pid, e.context, e.from, false}
+		}
+	}
+	if r := o.running; r != nil && r.vgpu == vgpu && o.settled <= o.upTo {
+		return Resident{true, r.pid, r.context, o.settled, r.resting}
+	}
+	return Resident{}
 }
 
 // busySince is for how long anybody was on the engine from a time on, of what was counted since accounts were booked.
@@ -82,43 +103,6 @@ func (o *Observer) busySince(from time.Duration) (sum time.Duration) {
 		sum += s.overlap(span{from, o.upTo})
 	}
 	return sum
-}
-
-// SamplePeriod is how far the driver's samples of the GPU's load are apart.
-const SamplePeriod = 200 * time.Millisecond
-
-// Alone is a context that has been on the engine without a break since a time that Settle knows nothing of yet. It stays switched in
-// when its work is done, and no record tells.
-func (o *Observer) Alone() (pid int, since time.Duration, ok bool) {
-	if o.running == nil || o.running.vgpu == "" {
-		return 0, 0, false
-	}
-	return o.running.pid, o.settled, true
-}
-
-// Settle says for how long the GPU computed for the context that is alone, from what Alone said until a time of which all records have
-// come.
-func (o *Observer) Settle(to, computed time.Duration) {
-	r, from := o.running, o.settled
-	r.resting = computed == 0
-	// The edges fall between samples: what is less than one sample short of the whole is the whole.
-	if idle := to - from - computed; idle <= SamplePeriod {
-		computed = to - from
-	} else if computed > 0 {
-		computed += SamplePeriod / 2
-	}
-	o.count(r, to-computed, to)
-	o.settled, o.upTo = to, max(o.upTo, to)
-}
-
-// count counts a time on the engine.
-func (o *Observer) count(r *runner, from, to time.Duration) {
-	h := o.habit(r.vgpu)
-	h.account.GPUTime += max(0, to-max(from, h.from))
-	if o.booked {
-		o.runs, o.booked = o.runs[:0], false
-	}
-	o.runs = append(o.runs, span{from, to})
 }
 
 // Parts are what of the GPU's time the vGPUs with work are entitled to beside each other; that of others is 0. Hard caps are apart.

@@ -47,17 +47,17 @@ type Verdict struct {
 	Look    bool          // of high priority: others have work that should give way
 	// What the vGPU had of the GPU's time in about the last second, and should have had.
 	Lately, Entitled Permille
-	// Open is the GPU time that Account does not have yet, of a context that is on the engine.
+	// Open is the time on the engine that Account does not have yet: how much of it is GPU time is to be seen.
 	Open time.Duration
 	Account
 }
 
 // Used is the GPU time up to a moment: what a context that is on the engine may have without work is in it until the arbiter knows.
 func (v Verdict) Used(now time.Duration) time.Duration {
-	if v.Open > 0 {
+	if v.Open > 0 && v.Busy > 0 {
 		return v.GPUTime + v.Open + max(0, now-v.At)
 	}
-	return v.GPUTime
+	return v.GPUTime + v.Open
 }
 
 // Recently is a part of the GPU's time as it fades when nobody decides because nobody has work.
@@ -165,7 +165,7 @@ func (l *Local) Off(now time.Duration, begun bool) (off bool, until time.Duratio
 		return false, 0
 	}
 	if l.plan.Cap > 0 {
-		l.debt.spend(l.row.At, l.row.GPUTime, l.pauses, l.plan, l.row.Exact)
+		l.debt.spend(l.row.At, l.row.GPUTime+l.row.Open, l.pauses, l.plan, l.row.Exact)
 		if now < l.debt.owing {
 			return true, l.debt.owing
 		}

@@ -68,6 +68,7 @@ type Observer struct {
 	last    time.Duration // the newest record
 	upTo    time.Duration // until when accounts go
 	settled time.Duration // for who is on the engine
+	entries []entry       // of accounts, after upTo
 	runs    []span        // since accounts were booked
 	booked  bool
 	lap     uint64         // counts rounds of all that have work
@@ -90,6 +91,8 @@ type runner struct {
 	whole   bool          // burst is all of it
 	cuts    int           // preemptions since
 	resting bool          // it has no work although it is on the engine
+	rested  bool          // it had a break since it was switched in
+	worked  time.Duration // when it had work last since then, by samples
 	lap     uint64        // when it was switched out
 }
 
@@ -98,8 +101,14 @@ const manyCuts = 16
 
 // habit is what the groups of a vGPU do, each record's weight halved every habitTime.
 type habit struct {
-	account     Account
-	from        time.Duration // what was before is in the account already
+	account Account
+	from    time.Duration // what was before is in the account already
+	// By the last samples: its time on the engine, that of it in which the GPU computed, and the part that this is.
+	on, computed time.Duration
+	load         float64
+	open         time.Duration // of its entries
+	// Its part of the GPU's time since the account went on, and how long that was for.
+	part, parts float64
 	grantable   time.Duration // most that account.Granted can be
 	runners     []*runner
 	row         Row
@@ -163,7 +172,7 @@ func (o *Observer) Forget(vgpu string) {
 func (o *Observer) habit(vgpu string) *habit {
 	h := o.vgpus[vgpu]
 	if h == nil {
-		h = &habit{account: Account{UpTo: o.upTo}}
+		h = &habit{account: Account{UpTo: o.upTo}, load: 1}
 		o.vgpus[vgpu] = h
 	}
 	return h
@@ -208,6 +217,7 @@ func (o *Observer) add(s Switch, owner func(pid int) string) {
 	// Never seen; a clock that was set back must not make negative times.
 	switch back := o.last - s.At; {
 	case back > time.Second:
+		o.SettleAll()
 		o.running, o.out, o.counted, o.settled, o.upTo = nil, unclear, s.At, s.At, s.At
 		clear(o.groups) // what they did last is to come
 		for _, h := range o.vgpus {
@@ -216,7 +226,7 @@ func (o *Observer) add(s Switch, owner func(pid int) string) {
 	case back > 0:
 		s.At = o.last
 	}
-	o.last, o.upTo = s.At, max(o.upTo, s.At)
+	o.last = s.At
 	r := o.running
 	switch {
 	case s.On:
@@ -243,7 +253,10 @@ func (o *Observer) forget(now time.Duration) {
 
 // in notes a switch in.
 func (o *Observer) in(s Switch, vgpu string) {
-	o.cost(s.At - o.outAt)
+	e := entry{vgpu: vgpu, span: span{s.At, s.At}, usage: Usage{Switches: 1}}
+	if o.cost(s.At - o.outAt) {
+		e.gap = s.At - o.outAt
+	}
 	g := group{s.PID, s.Context}
 	o.turn(g)
 	r, h := o.groups[g], o.habit(vgpu)
@@ -260,14 +273,12 @@ func (o *Observer) in(s Switch, vgpu string) {
 		h.gap += float64(s.At - r.last)
 		h.ons++
 	}
-	if s.At > h.from {
-		h.account.Switches++
-		if r.waits && o.lap-r.lap < 2 && s.At-r.last < patience {
-			h.account.Waiting += s.At - r.last
-		}
+	if r.waits && o.lap-r.lap < 2 && s.At-r.last < patience {
+		e.usage.Waiting = s.At - r.last
 	}
+	o.enter(e)
 	o.running, o.since, o.settled = r, s.At, s.At
-	r.last, r.waits, r.blocked, r.resting = s.At, false, false, false
+	r.last, r.waits, r.blocked, r.resting, r.rested, r.worked = s.At, false, false, false, false, s.At
 }
 
 // turn notes who is switched in. Groups with work have their turns one after the other: when one comes a second time, all of them came in
@@ -287,10 +298,10 @@ const (
 	patience = 2 * longest
 )
 
-// cost learns what a switch takes from a time between two contexts.
-func (o *Observer) cost(gap time.Duration) {
+// cost learns what a switch takes from a time between two contexts. False: nobody had work, or it was a pause.
+func (o *Observer) cost(gap time.Duration) bool {
 	if gap < 0 || gap > 5*max(o.costs.Preempt, o.costs.Yield) {
-		return // nobody had work, or a pause
+		return false
 	}
 	const memory = 64
 	switch o.out {
@@ -299,6 +310,7 @@ func (o *Observer) cost(gap time.Duration) {
 	case blocked:
 		o.costs.Yield += (gap + saveYield - o.costs.Yield) / memory
 	}
+	return true
 }
 
 // off notes a switch out.
@@ -307,7 +319,7 @@ func (o *Observer) off(at time.Duration) {
 	h := o.habit(r.vgpu)
 	h.ran += max(0, at-max(o.since, o.counted))
 	o.out, o.outAt, o.running = h.ending(o.since, at, o.Ahead), at, nil
-	o.count(r, o.settled, at)
+	e := entry{vgpu: r.vgpu, group: r.group, span: span{min(o.settled, at), at}, sure: o.out == preempted, rested: r.rested}
 	r.last, r.waits, r.blocked, r.lap = at, o.out == preempted, o.out == blocked, o.lap
 	r.burst += max(0, at-o.since-o.out.saving())
 	switch o.out {
@@ -316,9 +328,7 @@ func (o *Observer) off(at time.Duration) {
 	case preempted:
 		h.cuts++
 		r.cuts++
-		if at > h.from {
-			h.account.Preemptions++
-		}
+		e.usage.Preemptions = 1
 	case blocked:
 		if r.whole {
 			h.burst += float64(r.burst)
@@ -326,6 +336,7 @@ func (o *Observer) off(at time.Duration) {
 		}
 		r.burst, r.cuts, r.whole = 0, 0, true
 	}
+	o.enter(e)
 }
 
 // ending tells how a run that began at some time ended. Who is on the engine for longer than a slice was alone for some of it, and maybe

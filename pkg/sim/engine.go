@@ -102,16 +102,16 @@ func (e *engine) advance(now time.Duration) {
 	if due > e.sampled+rm.GPUMonMax { // nobody will see the ones between
 		e.sampled = due - rm.GPUMonMax
 		e.Advance(time.Duration(e.sampled) * samplePeriod)
-		e.busy = e.Totals().Busy
+		e.busy = e.Totals().Load()
 	}
 	for e.sampled < due {
 		at := time.Duration(e.sampled+1) * samplePeriod
 		e.Advance(at)
-		s := sample{at: at, pid: noPID, util: uint32((e.Totals().Busy - e.busy) * 10000 / samplePeriod)}
+		s := sample{at: at, pid: noPID, util: uint32((e.Totals().Load() - e.busy) * 10000 / samplePeriod)}
 		if t := e.Running(); t != nil {
 			s.pid = uint32(t.PID())
 		}
-		e.busy = e.Totals().Busy
+		e.busy = e.Totals().Load()
 		e.samples[e.sampled%rm.GPUMonMax] = s
 		e.sampled++
 	}

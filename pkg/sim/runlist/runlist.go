@@ -96,6 +96,9 @@ type Totals struct {
 	Idle      time.Duration `json:"idle"`
 }
 
+// Load is the time that the driver's samples have the engine busy for: a switch is load, too (H200, 580.159.04: 94 to 134 µs of it).
+func (t Totals) Load() time.Duration { return t.Busy + t.Switching }
+
 // Runlist is one graphics engine. It is not safe for concurrent use.
 type Runlist struct {
 	cost    time.Duration
