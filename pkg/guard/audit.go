@@ -95,32 +95,36 @@ func (g *Guard) audit() {
 	if g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil }) > 0 {
 		g.extendAudit()
 	}
+	var more uncharged
 	for excess, agree := 0, 0; excess < auditExcess; time.Sleep(auditStep) {
-		if g.holdsUncharged(a) {
+		if m := g.holdsUncharged(a); m.driver > m.guard {
+			more = m
 			excess++
 		} else if agree++; agree == auditAgree {
 			return
 		}
 	}
-	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed")
+	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed", "driver",
+		more.driver, "guard", more.guard)
 	g.events.Note(event.Event{Kind: event.Freed, Text: "all RM clients: the container held device memory that was never charged"})
 	if g.killClients(func(*client) bool { return true }) > 0 {
 		g.extendAudit()
 	}
 }
 
+// uncharged is what driver and guard count for a container, where the driver counts more.
+type uncharged struct{ driver, guard quota.Bytes }
+
 // holdsUncharged compares once. What is allocated or freed meanwhile is none of it.
-func (g *Guard) holdsUncharged(own *rmclient.Client) bool {
+func (g *Guard) holdsUncharged(own *rmclient.Client) (u uncharged) {
 	before := g.account.expectedLengths()
 	held, after := g.driverHeld(own, g.gpuUsers()), g.account.expectedLengths()
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
-			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it",
-				"driver", held[i], "guard", seen)
-			return true
+			return uncharged{held[i], seen}
 		}
 	}
-	return false
+	return u
 }
 
 // gpuUsers lists the container's processes that can hold device memory: those with clients that the guard knows, and that the driver names.

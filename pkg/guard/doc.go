@@ -38,6 +38,7 @@
 //	files              files.go (open files), nodes.go (device nodes), clientfile.go (a client's, copied back), leases.go (held open),
 //	                   osevents.go
 //	RM clients         rootalloc.go (the call that runs in the task), rootfate.go (what became of it), whereabouts.go (of its thread),
+//	                   rootsettled.go (whether somebody else made its client),
 //	                   unseen.go, audit.go (the driver's account), guardclient.go (the guard's own)
 //	another program    upgrade.go (cgpu upgrade), park.go (how all comes to rest), snapshot.go, restore.go (the state)
 //	ends               teardown.go (channels, UVM address spaces), sweep.go (files that are closed), sentfds.go (files sent out of the

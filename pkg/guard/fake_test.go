@@ -23,6 +23,7 @@ import (
 
 // fakeDriver answers calls by a function and never looks behind a pointer.
 type fakeDriver struct {
+	unseen bool // fakeClient can have objects that its guard has not seen made: answer tells of their classes
 	rmclient.Kernel
 	answer func(t Target, call *rm.Call) syscall.Errno
 	mu     sync.Mutex // audits run beside the test
@@ -30,12 +31,15 @@ type fakeDriver struct {
 }
 
 func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
+	if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlHandleInfo {
+		if rm.U32(call.Outer, rm.ControlClient) == fakeClient && !d.unseen {
+			return 0
+		}
+		rm.PutU32(call.Blocks[0].Data, handleInfoResult, classVidmem) // all is memory, but for an answer that says otherwise
+	}
 	d.mu.Lock()
 	d.calls = append(d.calls, call.Cmd)
 	d.mu.Unlock()
-	if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlHandleInfo {
-		rm.PutU32(call.Blocks[0].Data, handleInfoResult, classVidmem) // all is memory, but for an answer that says otherwise
-	}
 	if d.answer == nil {
 		return 0
 	}

@@ -192,9 +192,10 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 
 // settleRoot records the client of a root alloc that the driver has confirmed. The file is locked.
 func (g *Guard) settleRoot(f *file, handle uint32) {
-	tgid := f.pending.task.proc.tgid
+	p := f.pending
 	g.endPending(f)
-	g.clientFound(f, handle, tgid)
+	g.clientFound(f, handle, p.task.proc.tgid)
+	g.rootSettled(p)
 }
 
 // endPending forgets a root alloc. The file is locked.

@@ -328,7 +328,7 @@ func holdMemory(t *testing.T, m []byte) (release func()) {
 // TestUnseen: what a root alloc may have made elsewhere is good for nothing. Host memory of the task's own is not such a thing.
 func TestUnseen(t *testing.T) {
 	const stolen, host, gone = 0x5c0000f0, 0x5c0000f1, 0x5c0000f2
-	d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+	d := &fakeDriver{unseen: true, answer: func(_ Target, call *rm.Call) syscall.Errno {
 		if call.NR() != rm.EscControl || rm.U32(call.Outer, rm.ControlCmd) != controlHandleInfo {
 			return 0
 		}
@@ -391,8 +391,9 @@ func TestUnseen(t *testing.T) {
 			root   int64
 			want   uint32
 		}{
-			{stolen, 0, 0, rm.StatusOK}, {stolen, 1, 0, rm.StatusInvalidObjectHandle}, {stolen, 0, 1, rm.StatusInvalidObjectHandle},
-			{gone, 1, 0, rm.StatusInvalidObjectHandle}, {host, 1, 0, rm.StatusOK}, {fakeDevice, 1, 1, rm.StatusOK}, {fakeClient, 1, 1, rm.StatusOK},
+			{stolen, 0, 0, rm.StatusInvalidObjectHandle}, {stolen, 1, 0, rm.StatusInvalidObjectHandle}, {stolen, 0, 1, rm.StatusInvalidObjectHandle},
+			{gone, 1, 0, rm.StatusInvalidObjectHandle}, {gone, 0, 0, rm.StatusOK}, {host, 0, 0, rm.StatusOK}, {host, 1, 0, rm.StatusOK},
+			{fakeDevice, 1, 1, rm.StatusOK}, {fakeClient, 1, 1, rm.StatusOK},
 		} {
 			g.astrayAt.Store(x.astray)
 			g.pendingRoots.Store(x.root)

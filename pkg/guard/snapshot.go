@@ -376,6 +376,9 @@ func (s *snapshotter) process() {
 	if g.auditing {
 		p.AuditUntil = unixNano(g.auditUntil)
 	}
+	if g.looksAtRoots() { // the next program looks at once
+		p.AuditUntil = unixNano(time.Now().Add(auditTime))
+	}
 	p.WindowsRest, p.Record = g.windowsRest.Load(), g.lastRecord
 	if g.tallyFile != nil {
 		p.Tally = g.tallyFile.FD()

@@ -9,14 +9,19 @@ import (
 // isUnseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
 // itself (escape 0x27).
 func (g *Guard) isUnseen(t Target, client, handle uint32) bool {
-	if handle == 0 || handle == client || g.astrayAt.Load() == 0 && g.pendingRoots.Load() == 0 {
+	if handle == 0 || handle == client {
 		return false
 	}
 	if _, ok := g.account.lookup(client, handle); ok {
 		return false
 	}
-	class := g.classOf(t, client, handle)
-	return class != classSystem && class != classOSDescriptor
+	switch g.classOf(t, client, handle) {
+	case classSystem, classOSDescriptor:
+		return false
+	case 0: // the driver refuses it, unless it is just being made
+		return g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0
+	}
+	return true
 }
 
 // classOf asks the driver of what class an object is; 0: it does not say, as there is none.

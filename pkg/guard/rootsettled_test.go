@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// holding has the driver count more device memory for each process than was allocated for it, and counts how often it was asked.
+func (d *fakeRM) holding(g *Guard, more *atomic.Int64) (asked *atomic.Int64) {
+	asked = new(atomic.Int64)
+	fake := g.driver.(*fakeDriver)
+	plain := fake.answer
+	fake.answer = func(t Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlGetPidInfo {
+			asked.Add(1)
+			rm.PutU64(call.Blocks[0].Data, rm.PidInfoList+rm.PidInfoPrivate, uint64(more.Load()))
+			return 0
+		}
+		return plain(t, call)
+	}
+	return asked
+}
+
+// TestRootOfAnother: a client that somebody outside of the container has made on a file that was sent to him is no excuse for a root alloc
+// that became an allocation of device memory: the memory is found, and the container's clients go.
+func TestRootOfAnother(t *testing.T) {
+	for name, held := range map[string]bool{"the thread has left the call": false, "it is held on the way back": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, g := newFakeRM(t)
+			var more atomic.Int64
+			d.holding(g, &more)
+			c := newFakeCall(t, g, fakeControl)
+			keep, err := unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			theirs := d.made(keep) // by a process without a guard, or by a swapped root alloc of another container's
+			if rep := c.escape(rm.EscAlloc, rootOuter()); !rep.resume {
+				t.Fatalf("%+v", rep)
+			}
+			f, p := c.root, c.root.pending
+			if held {
+				tid, args, end := stuckThread(t)
+				defer end()
+				p.task, p.args = &task{tid: tid, proc: p.task.proc}, args
+			}
+			g.rootAnswered(f, true)
+			more.Store(int64(64 * quota.MiB)) // here another thread makes it an RM_ALLOC of device memory below another client
+			if g.resolveRoot(f, p, theirs, !held); !g.account.ownsClient(theirs) {
+				t.Fatal("the other's client does not pass for its own: this test says nothing")
+			}
+			if !g.looksAtRoots() {
+				t.Error("a program that goes on in its place would not look")
+			}
+			for deadline := time.Now().Add(patience); g.account.ownsClient(theirs); time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("what it has made elsewhere was not found")
+				}
+			}
+		})
+	}
+}
+
+// TestHonestRoots: a program that makes clients all the time costs a look now and then, and no audit.
+func TestHonestRoots(t *testing.T) {
+	d, g := newFakeRM(t)
+	asked := d.holding(g, new(atomic.Int64))
+	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }
+	begin := time.Now()
+	for range 300 {
+		f, p := ask(t, g)
+		d.made(p.fd)
+		if g.resolveRoot(f, p, 0, true); f.clients != 1 {
+			t.Fatal("its client was not found")
+		}
+	}
+	for deadline := time.Now().Add(patience); g.looksAtRoots(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it is looked at for ever")
+		}
+	}
+	if most := 1 + int64(time.Since(begin)/settledEvery); asked.Load() == 0 || asked.Load() > most {
+		t.Errorf("the driver was asked %d times, want 1 to %d", asked.Load(), most)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.auditing {
+		t.Error("an audit")
+	}
+}
