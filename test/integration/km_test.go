@@ -157,10 +157,11 @@ func TestKM(t *testing.T) {
 		t.Error("a file can be made")
 	}
 	// The GPU's card, and back, for the tests beside.
-	t.Cleanup(func() { cgpu(t, "policy", "1", "preempt", "--max-inst", "20") })
-	write(true, filepath.Join(dir, "1", "policy"), strconv.Itoa(int(sched.PolicySoft)))
-	write(true, filepath.Join(dir, "1", "max_inst"), "8")
-	if out := cgpu(t, "policy", "1"); !strings.Contains(out, "soft") || !strings.Contains(out, "  8 ") {
+	last := lastGPU(t)
+	t.Cleanup(func() { cgpu(t, "policy", last, "preempt", "--max-inst", "20") })
+	write(true, filepath.Join(dir, last, "policy"), strconv.Itoa(int(sched.PolicySoft)))
+	write(true, filepath.Join(dir, last, "max_inst"), "8")
+	if out := cgpu(t, "policy", last); !strings.Contains(out, "soft") || !strings.Contains(out, "  8 ") {
 		t.Errorf("cgpu policy says %s", out)
 	}
 
@@ -193,6 +194,9 @@ func TestKM(t *testing.T) {
 	}
 }
 
+// lastGPU is the index of the node's last GPU: a node with one GPU has that.
+func lastGPU(t *testing.T) string { return strconv.Itoa(len(gpus(t)) - 1) }
+
 // TestKMUsers: who is not root does not get in, or with --allow-other gets in and writes nothing.
 func TestKMUsers(t *testing.T) {
 	// The node's own folder lets no user through.
@@ -217,7 +221,7 @@ func TestKMUsers(t *testing.T) {
 		{"others", []string{"--allow-other"}, 0o644, true},
 	} {
 		dir, cmd, _ := kmMounted(t, append(tt.args, filepath.Join(open, tt.name))...)
-		ratio := filepath.Join(dir, "1", "prio_ratio")
+		ratio := filepath.Join(dir, lastGPU(t), "prio_ratio")
 		info, err := os.Stat(ratio)
 		if err != nil {
 			t.Fatal(err)
