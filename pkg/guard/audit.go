@@ -18,7 +18,8 @@ const (
 
 // driverHeld asks the driver (NV2080_CTRL_CMD_GPU_GET_PID_INFO) how much device memory it counts for some processes, per GPU.
 // It counts each handle: of private memory, as owner, or as dup (_gpuCollectMemInfo). Which of several is the owner changes, and UVM can be
-// it, for which RM counts nothing; so all three are summed. The control takes RM's locks on all GPUs, so it is asked on suspicion only.
+// it, for which RM counts nothing; so all three are summed. The control takes RM's locks on all GPUs, so it is asked on suspicion, and once
+// after root allocs (rootsettled.go).
 func (g *Guard) driverHeld(own *rmclient.Client, procs []*process) []quota.Bytes {
 	sum := make([]quota.Bytes, len(own.Subdevices()))
 	for i, sub := range own.Subdevices() {
@@ -115,10 +116,16 @@ func (g *Guard) audit() {
 // uncharged is what driver and guard count for a container, where the driver counts more.
 type uncharged struct{ driver, guard quota.Bytes }
 
-// holdsUncharged compares once. What is allocated or freed meanwhile is none of it.
+// holdsUncharged compares once. What is allocated or freed meanwhile is none of it. What a client holds whose process has ended, its file
+// being a child's, is on neither side: else it were room for what was never charged.
 func (g *Guard) holdsUncharged(own *rmclient.Client) (u uncharged) {
-	before := g.account.expectedLengths()
-	held, after := g.driverHeld(own, g.gpuUsers()), g.account.expectedLengths()
+	users := g.gpuUsers()
+	tgids := map[int]bool{}
+	for _, p := range users {
+		tgids[p.tgid] = true
+	}
+	before := g.account.expectedLengths(tgids)
+	held, after := g.driverHeld(own, users), g.account.expectedLengths(tgids)
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
 			return uncharged{held[i], seen}

@@ -125,13 +125,16 @@ func (a *account) hasZombies() bool {
 	return a.zombies > 0
 }
 
-// expectedLengths sums, per GPU, the device memory that the driver should count for the container: each handle. One below another GPU's
+// expectedLengths sums, per GPU, the device memory that the driver should count for some processes: each handle. One below another GPU's
 // device the driver counts nowhere, nor other names of memory.
-func (a *account) expectedLengths() []quota.Bytes {
+func (a *account) expectedLengths(tgids map[int]bool) []quota.Bytes {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	sum := make([]quota.Bytes, len(a.gpus))
 	for _, c := range a.clients {
+		if !tgids[c.tgid] {
+			continue
+		}
 		for _, o := range c.objects {
 			if ch := o.charge; ch != nil && !ch.spilled && o.kind == rm.ClassVidmem && c.gpuOf(o) == ch.gpu {
 				sum[ch.gpu] += ch.length

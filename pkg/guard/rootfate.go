@@ -115,6 +115,7 @@ func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) f
 	g.endPending(f)
 	f.rooted = f.clients > 0
 	if refused {
+		g.rootSettled(p) // no offence; but a call that became another one needs no client of the driver's
 		return rootSettled
 	}
 	return rootLost

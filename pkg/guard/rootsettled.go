@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// settledRoots are root allocs of which the file has a client. RM tells nobody who made it: it can be one that somebody outside of the
-// container made on a file which was sent to him, and the container's call can have become an allocation of device memory that the guard
-// has not seen. So when the thread has left the call, the guard asks the driver whether it counts more for the container than was
-// allocated for it.
+// settledRoots are root allocs of which the file has a client, or of which the driver makes none for anybody. RM tells nobody who made it:
+// it can be one that somebody outside of the container made on a file which was sent to him, and the container's call can have become an
+// allocation of device memory that the guard has not seen. So when the thread has left the call, the guard asks the driver whether it
+// counts more for the container than was allocated for it.
 type settledRoots struct {
 	mu        sync.Mutex
 	inside    map[*task]*pendingRoot // whose threads may not have left the call yet
@@ -28,7 +28,7 @@ const (
 	settledStep  = 20 * time.Millisecond
 )
 
-// rootSettled is told of a root alloc whose file has a client.
+// rootSettled is told of a root alloc whose file has a client, or that the driver refuses the guard too.
 func (g *Guard) rootSettled(p *pendingRoot) {
 	s := &g.settledRoots
 	s.mu.Lock()

@@ -99,3 +99,46 @@ func TestHonestRoots(t *testing.T) {
 		t.Error("an audit")
 	}
 }
+
+// TestRootRefusedLooks: a call of which the driver makes no client can have become anything too.
+func TestRootRefusedLooks(t *testing.T) {
+	d, g := newFakeRM(t)
+	f, p := ask(t, g)
+	d.mu.Lock()
+	d.refuse = rm.StatusInsufficientResources
+	d.mu.Unlock()
+	if !g.resolveRoot(f, p, 0, true) || g.astrayAt.Load() != 0 {
+		t.Fatal("it is not settled")
+	}
+	if !g.looksAtRoots() {
+		t.Error("nobody looks what it has made")
+	}
+}
+
+// TestGoneHidesNothing: what a client holds whose process has ended, its file being a child's, the driver does not tell. So it is no room
+// for what was never charged.
+func TestGoneHidesNothing(t *testing.T) {
+	const length = 64 * quota.MiB
+	d, g := newFakeRM(t)
+	var more atomic.Int64
+	d.holding(g, &more)
+	newFakeCall(t, g, fakeControl) // this process lives
+	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }
+	withClient(g)
+	m := memoryObject(fakeMemory+7, fakeDevice)
+	m.length = length
+	g.account.addObject(fakeClient, m, 0, 0, length)
+	own, err := g.guardClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	more.Store(int64(length))
+	g.account.clients[fakeClient].tgid = os.Getpid()
+	if u := g.holdsUncharged(own); u != (uncharged{}) {
+		t.Errorf("%+v: what a living process was charged for counts", u)
+	}
+	g.account.clients[fakeClient].tgid = 1<<22 + 1 // no process
+	if u := g.holdsUncharged(own); u != (uncharged{driver: length}) {
+		t.Errorf("%+v: a client without a process hides it", u)
+	}
+}

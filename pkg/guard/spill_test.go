@@ -161,7 +161,7 @@ func TestSpill(t *testing.T) {
 			if !ok || !x.spilled || x.class != classVidmem || x.parent != fakeDevice || x.charge.size != c.spilled || g.stats.spills.Load() != 1 {
 				t.Errorf("%+v, %d spills", x, g.stats.spills.Load())
 			}
-			if sum := g.account.expectedLengths()[0]; sum != 0 {
+			if sum := g.account.expectedLengths(g.account.clientPIDs())[0]; sum != 0 {
 				t.Errorf("the audit expects %v more on the GPU", sum)
 			}
 			if used := g.account.byProcess()[f.task.proc.tgid].used[0]; used != 8*quota.MiB {
