@@ -330,9 +330,8 @@ func TestNoStarvation(t *testing.T) {
 					longest = max(longest, w)
 				}
 			}
-			// A request takes two or three rounds. A round is 100 ms; with a fork bomb 200 ms, and what 64 switches take. Slices of 64 stay
-			// for two rounds.
-			bound := 350 * ms
+			// A request takes two or three rounds. A round is 100 ms; with a fork bomb 200 ms, and what 64 switches take.
+			bound := 300 * ms
 			if hog > 0 {
 				bound = 650 * ms
 			}

@@ -153,9 +153,9 @@ func (o *Observer) Applied(vgpu string, row Row, now time.Duration) {
 	h.row = row
 }
 
-// setTime is far beyond what it takes to set the timeslices of one vGPU: SET_TIMESLICE holds locks of the driver's, so guards do it one
-// after the other, some 0.2 to 0.5 ms each (H200).
-const setTime = 500 * time.Microsecond
+// setTime is what it takes to set the timeslices of one vGPU: SET_TIMESLICE holds locks of the driver's, so guards do it one after the
+// other.
+const setTime = 300 * time.Microsecond
 
 // Own is told whose processes are whose, when that has changed: what nobody knew who it was may be somebody's.
 func (o *Observer) Own(owner func(pid int) string) {
