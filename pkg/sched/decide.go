@@ -107,9 +107,9 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 }
 
 // set makes slices those of the rows, but not twice in two rounds. The driver takes up its list from the beginning when one is set; if that
-// went on, those at the end would never have their turn, and the first ones most: so they stay the longer the more of them were set.
+// went on, those at the end would never have their turn.
 func (s *State) set(vgpus []VGPU, rows []Row, costs Costs, atOnce bool, now time.Duration) {
-	old, round, changed := s.slice, time.Duration(0), 0
+	old, round, changed := s.slice, time.Duration(0), false
 	s.slice = map[string]time.Duration{}
 	for i, v := range vgpus {
 		before, known := old[v.ID]
@@ -117,18 +117,13 @@ func (s *State) set(vgpus []VGPU, rows []Row, costs Costs, atOnce bool, now time
 			rows[i].Slice = before
 		}
 		s.slice[v.ID] = rows[i].Slice
-		if known && rows[i].Slice != before { // one that comes new must not keep the others' as they are
-			changed++
-		}
+		changed = changed || known && rows[i].Slice != before // one that comes new must not keep the others' as they are
 		round += time.Duration(v.Busy) * (min(rows[i].Slice, v.Burst) + costs.Preempt)
 	}
-	if changed > 0 {
-		s.hold = now + max(2*round, time.Duration(changed)*setRest)
+	if changed {
+		s.hold = now + 2*round
 	}
 }
-
-// setRest is for how long slices stay for each that was set: for about 0.2 ms of that the first group in the driver's list runs.
-const setRest = 3 * time.Millisecond
 
 // settleTime is for how long all must saturate before slices are prolonged.
 const settleTime = 1200 * time.Millisecond

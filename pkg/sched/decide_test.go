@@ -3,7 +3,6 @@
 package sched
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -162,29 +161,5 @@ func BenchmarkDecide64(b *testing.B) {
 	for b.Loop() {
 		d.after(0, vgpus...)
 		d.now += 33 * ms
-	}
-}
-
-// TestSlicesStay: each slice that is set has the driver take up its list from the beginning. So those of many are not set again soon.
-func TestSlicesStay(t *testing.T) {
-	for _, many := range []int{2, 64} {
-		var s State
-		var vgpus []VGPU
-		for i := range many {
-			vgpus = append(vgpus, loopOf(fmt.Sprint(i), 50*us, ms))
-		}
-		set, last := 0, time.Duration(-1)
-		for now := 33 * ms; now < 3*time.Second; now += 33 * ms {
-			rows := make([]Row, many)
-			for i := range rows {
-				rows[i].Slice = now // another one each time
-			}
-			if s.set(vgpus, rows, H200Costs(), false, now); rows[0].Slice != last {
-				set, last = set+1, rows[0].Slice
-			}
-		}
-		if most := 1 + int(3*time.Second/max(33*ms, time.Duration(many)*setRest)); set > most || set < most/2 {
-			t.Errorf("of %d they were set %d times in 3 s, want %d to %d", many, set, most/2, most)
-		}
 	}
 }

@@ -68,7 +68,6 @@ type Observer struct {
 	last    time.Duration // the newest record
 	upTo    time.Duration // until when accounts go
 	settled time.Duration // for who is on the engine
-	setting span          // in which guards set timeslices
 	entries []entry       // of accounts, after upTo
 	runs    []span        // since accounts were booked
 	booked  bool
@@ -143,19 +142,9 @@ func (o *Observer) Applied(vgpu string, row Row, now time.Duration) {
 	h := o.habit(vgpu)
 	if row.Slice != h.row.Slice {
 		h.former, h.changed = h.row.Slice, now
-		if now > o.setting.to {
-			o.setting = span{now, now}
-		}
-		if h.former > 0 {
-			o.setting.to = max(o.setting.to, o.setting.from+applyTime) + setTime
-		}
 	}
 	h.row = row
 }
-
-// setTime is what it takes to set the timeslices of one vGPU: SET_TIMESLICE holds locks of the driver's, so guards do it one after the
-// other.
-const setTime = 300 * time.Microsecond
 
 // Own is told whose processes are whose, when that has changed: what nobody knew who it was may be somebody's.
 func (o *Observer) Own(owner func(pid int) string) {
@@ -330,10 +319,6 @@ func (o *Observer) off(at time.Duration) {
 	h := o.habit(r.vgpu)
 	h.ran += max(0, at-max(o.since, o.counted))
 	o.out, o.outAt, o.running = h.ending(o.since, at, o.Ahead), at, nil
-	// Each timeslice that is set ends the turn at hand, and the driver takes up its list from the beginning.
-	if o.out == blocked && o.since < o.setting.to && at > o.setting.from {
-		o.out = unclear
-	}
 	e := entry{vgpu: r.vgpu, group: r.group, span: span{min(o.settled, at), at}, sure: o.out == preempted, rested: r.rested}
 	r.last, r.waits, r.blocked, r.lap = at, o.out == preempted, o.out == blocked, o.lap
 	r.burst += max(0, at-o.since-o.out.saving())

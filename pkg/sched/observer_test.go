@@ -55,7 +55,7 @@ func TestObserver(t *testing.T) {
 		{"the slice of before", func(o *Observer) { o.Applied("a", Row{Slice: 500 * us}, 4*ms) }, []run{
 			{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 5 * ms}, {1, 6 * ms, 6100 * us},
 		}, false, map[string]Seen{
-			"a": {Busy: 1, Ran: 3200 * us, Burst: 953 * us, Gap: 950 * us}}},
+			"a": {Busy: 1, Ran: 3200 * us, Burst: 1449500, Gap: 950 * us}}},
 		{"a pause is no block", func(o *Observer) { o.Applied("a", Row{2 * ms, Slot{0, 3 * ms, 10 * ms}}, 0) }, []run{
 			{1, 0, 100 * us}, {1, 2 * ms, 3600 * us},
 		}, false, map[string]Seen{
