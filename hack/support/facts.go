@@ -34,7 +34,8 @@ var dates = map[string]string{
 // together are whole machines: what was tried at the same time, on hardware.
 var together = [][]string{
 	// driver, GPU, kernel, engine, low-level runtime, orchestrator, commits, what
-	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–", "ca35970 2e69c9f e399f08 71b9b7d 3611f8c 3fc5bca 7e9500c 1f434b5",
+	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–",
+		"ca35970 2e69c9f e399f08 71b9b7d 3611f8c 3fc5bca 7e9500c 1f434b5",
 		"CUDA 13.0, PyTorch 2.11, JAX; `checks`, `faults`, `ends`, hostile cases"},
 	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10, containerd, crun by turns", "runc 1.1.5, crun 1.8.1", "–",
 		"250e6b7 681eb12", "the conformance suite"},
