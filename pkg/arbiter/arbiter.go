@@ -271,11 +271,15 @@ func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 
 // settle has accounts go on.
 func (a *Arbiter) settle(now time.Duration) {
-	if a.observer.Unsettled() == 0 && !a.observer.Alone() || now < a.asked+a.askEvery() {
+	switch {
+	case a.Samples == nil || !a.clock.known:
+		a.observer.SettleAll()
+		return
+	case a.observer.Unsettled() == 0 && !a.observer.Alone() || now < a.asked+a.askEvery():
 		return
 	}
+	a.asked = now
 	if samples, ok := a.samples("load", "contexts on the GPU count as ones with work"); ok {
-		a.asked = now
 		a.observer.Settle(samples, a.clock.gpu(now)-sched.SamplePeriod) // records that are younger may be still to come
 	} else {
 		a.observer.SettleAll()

@@ -66,7 +66,10 @@ func (g *Guard) lookAtSettledRoots() (inside int) {
 	}
 	s.mu.Unlock()
 	for _, p := range list {
-		if p.whereabouts() != threadOutside {
+		s.mu.Lock()
+		at := p.whereabouts()
+		s.mu.Unlock()
+		if at != threadOutside {
 			inside++
 			if time.Since(p.since) > time.Second { // what it made may be here, and its thread be held on the way back
 				g.startAudit()
@@ -93,6 +96,18 @@ func (g *Guard) lookAtSettledRoots() (inside int) {
 	}
 	g.startAudit()
 	return inside
+}
+
+// insideSettledRoot reports that a thread may still be in such a call, and make something else of it.
+func (g *Guard) insideSettledRoot() bool {
+	g.settledRoots.mu.Lock()
+	defer g.settledRoots.mu.Unlock()
+	for _, p := range g.settledRoots.inside {
+		if p.whereabouts() != threadOutside {
+			return true
+		}
+	}
+	return false
 }
 
 // looksAtRoots reports that a look at settled root allocs is still to come.

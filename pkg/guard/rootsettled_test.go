@@ -142,3 +142,26 @@ func TestGoneHidesNothing(t *testing.T) {
 		t.Errorf("%+v: a client without a process hides it", u)
 	}
 }
+
+// TestUnseenWhileInside: what does not exist may be made at any moment while a thread is in a root alloc, also when the file has a client
+// already: somebody outside can have made that.
+func TestUnseenWhileInside(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	c := newFakeCall(t, g, fakeControl)
+	const gone = 0x5c0000f2
+	if g.isUnseen(c.target(), fakeClient, gone) {
+		t.Error("the driver refuses what there is not by itself")
+	}
+	tid, args, end := stuckThread(t)
+	p := &pendingRoot{task: &task{tid: tid}, args: args, since: time.Now()}
+	g.settledRoots.inside = map[*task]*pendingRoot{p.task: p}
+	if !g.isUnseen(c.target(), fakeClient, gone) {
+		t.Error("a call may name what the thread makes next")
+	}
+	end()
+	for deadline := time.Now().Add(patience); g.isUnseen(c.target(), fakeClient, gone); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("refused after the thread has left")
+		}
+	}
+}

@@ -19,7 +19,7 @@ func (g *Guard) isUnseen(t Target, client, handle uint32) bool {
 	case classSystem, classOSDescriptor:
 		return false
 	case 0: // the driver refuses it, unless it is just being made
-		return g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0
+		return g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0 || g.insideSettledRoot()
 	}
 	return true
 }

@@ -49,7 +49,10 @@ func (o *Observer) Resume(vgpu string, a Account) {
 		o.groups[o.running.group] = o.running
 		h.runners = append(h.runners, o.running)
 	}
-	o.upTo = max(o.upTo, a.UpTo)
+	// Whoever ended between two accounts had told one of them more.
+	if !o.begun && (o.upTo == 0 || a.UpTo < o.upTo) {
+		o.upTo = a.UpTo
+	}
 }
 
 // UpTo is how far accounts go.

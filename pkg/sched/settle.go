@@ -65,6 +65,12 @@ func (o *Observer) SettleAll() {
 		o.count(e, span{e.to, e.to}, 0)
 	}
 	o.entries, o.upTo = o.entries[:0], max(o.upTo, o.last)
+	for _, h := range o.vgpus {
+		h.load = 1
+	}
+	if o.running != nil {
+		o.running.resting = false
+	}
 }
 
 // Settle has accounts go up to the newest sample until a time of which all records have come. What is older than samples reach back is
@@ -81,7 +87,7 @@ func (o *Observer) Settle(samples []Sample, until time.Duration) {
 		if i > 0 && from-samples[i-1].At < SamplePeriod/2 {
 			from = samples[i-1].At
 		}
-		o.settle(span{from, s.At}, s.Load)
+		o.settle(span{max(from, o.upTo), s.At}, s.Load)
 	}
 	if len(o.entries) > maxEntries || len(o.entries) > 0 && until-o.upTo > staleSamples {
 		o.SettleAll()
@@ -134,7 +140,7 @@ func (o *Observer) settle(s span, load float64) {
 	for i, e := range o.entries {
 		on := e.overlap(s)
 		computed := min(on, levels[e.kind()])
-		if e.from < s.to {
+		if e.from <= s.to {
 			o.count(e, s, computed)
 		}
 		if on > 0 {
