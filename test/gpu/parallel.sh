@@ -2,8 +2,9 @@
 # On a machine with several GPUs: run.sh for each argument, all at once, each with GPUs of its own that its processes alone see. As root.
 #   test/gpu/parallel.sh 'GPUS [NAME=VALUE]… PART… [; [NAME=VALUE]… PART…]…' …
 #   test/gpu/parallel.sh '0 checks' '1 ONLY=^many.cgpu shares ; exporter' '2,3 peers'
-# What the N-th one prints goes to $OUT/N.txt, its other files to $OUT/N.tar.gz. The driver and its locks are one for all: no figure of less
-# than a millisecond is to be taken from such a run.
+# A part with a slash is a command of its own. What the N-th one prints goes to $OUT/N.txt, its other files to $OUT/N.tar.gz. The driver and
+# its locks are one for all: no figure of less than a millisecond is to be taken from such a run.
+#   LIMIT=SECONDS   when all is over (default 560)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -32,7 +33,7 @@ alone() {
 			mkdir -p "$dir"
 			mount -t tmpfs -o mode=1777 own "$dir"
 		done
-		exec "$@"' alone "$@"
+		exec timeout -k 20 "${LIMIT:-560}" "$@"' alone "$@"
 }
 
 # stream OUT WORD…: what is before each ';' is for one run.sh, settings first
@@ -46,7 +47,8 @@ stream() {
 			shift
 		done
 		shift || true
-		env "${settings[@]}" test/gpu/run.sh "${parts[@]}" || status=1
+		[[ ${parts[0]} == */* ]] || parts=(test/gpu/run.sh "${parts[@]}")
+		env "${settings[@]}" "${parts[@]}" || status=1
 	done
 	return "$status"
 }
