@@ -13,6 +13,7 @@ cd "$(dirname "$0")/../.."
 alone() {
 	unshare --mount bash -euc '
 		gpus=,$1, dev=$(mktemp -d)
+		exec {here}<"$PWD" {out}<"$OUT" # they may be in /tmp
 		shift
 		mount -t tmpfs -o mode=755 dev "$dev"
 		for path in /dev/*; do
@@ -33,6 +34,11 @@ alone() {
 			mkdir -p "$dir"
 			mount -t tmpfs -o mode=1777 own "$dir"
 		done
+		mkdir -p "$PWD" "$OUT"
+		mount -c --rbind "/proc/self/fd/$here" "$PWD"
+		mount -c --bind "/proc/self/fd/$out" "$OUT"
+		exec {here}<&- {out}<&-
+		cd "$PWD"
 		exec timeout -k 20 "${LIMIT:-560}" "$@"' alone "$@"
 }
 
@@ -62,7 +68,7 @@ pids=() status=0 n=0
 for argument in "$@"; do
 	n=$((n + 1))
 	read -ra words <<<"$argument"
-	mkdir -p "$OUT/$n" # not in /tmp, which each has for itself
+	mkdir -p "$OUT/$n"
 	alone "${words[0]}" test/gpu/parallel.sh --stream "$OUT/$n" "${words[@]:1}" >"$OUT/$n.txt" 2>&1 &
 	pids+=($!)
 	((n > 1)) || sleep 6 # the first adds to the machine the libraries that run.sh brings
