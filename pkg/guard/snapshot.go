@@ -416,7 +416,7 @@ func (s *snapshotter) outside() {
 	v := &s.state.Outside
 	for x, clean := range o.clean {
 		if clean {
-			v.Clean = append(v.Clean, handover.Outsider{PID: x.pid, Start: x.start})
+			v.Clean = append(v.Clean, handover.Outsider{PID: x.PID, Start: x.Start})
 		}
 	}
 	slices.SortFunc(v.Clean, func(p, q handover.Outsider) int { return cmp.Compare(p.PID, q.PID) })
