@@ -83,7 +83,7 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 
 // checkAlloc is for all classes.
 func (g *Guard) checkAlloc(c *trappedCall) plan {
-	if g.isUnseen(c.target(), c.allocClient(), c.allocParent()) {
+	if c.isUnseen(c.target(), c.allocClient(), c.allocParent()) || c.namesUnseen() {
 		return answer(c.denyUnseen())
 	}
 	for _, off := range c.class.ClientHandles {

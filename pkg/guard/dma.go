@@ -46,7 +46,7 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if !ok || gpu == noGPU {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
-	if g.isUnseen(c.target(), client, memory) {
+	if c.isUnseen(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
 	// Peers map each other's memory by UVM. By this call they could with NVOS46_FLAGS_P2P, which CUDA does not use.
@@ -161,7 +161,7 @@ func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
 		return
 	}
 	if c.objects[memory] == nil {
-		a.insertObject(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU})
+		a.insertObject(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU, madeInTask: true})
 	}
 	m.mapper, m.memory = c.objects[mapper], c.objects[memory]
 	a.linkDMA(&m)

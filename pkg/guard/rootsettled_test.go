@@ -149,17 +149,17 @@ func TestUnseenWhileInside(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	c := newFakeCall(t, g, fakeControl)
 	const gone = 0x5c0000f2
-	if g.isUnseen(c.target(), fakeClient, gone) {
+	if c.isUnseen(c.target(), fakeClient, gone) {
 		t.Error("the driver refuses what there is not by itself")
 	}
 	tid, args, end := stuckThread(t)
 	p := &pendingRoot{task: &task{tid: tid}, args: args, since: time.Now()}
 	g.settledRoots.inside = map[*task]*pendingRoot{p.task: p}
-	if !g.isUnseen(c.target(), fakeClient, gone) {
+	if !c.isUnseen(c.target(), fakeClient, gone) {
 		t.Error("a call may name what the thread makes next")
 	}
 	end()
-	for deadline := time.Now().Add(patience); g.isUnseen(c.target(), fakeClient, gone); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); c.isUnseen(c.target(), fakeClient, gone); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("refused after the thread has left")
 		}
