@@ -5,9 +5,11 @@ package guard
 import (
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
@@ -317,5 +319,29 @@ func TestNoAddressSpace(t *testing.T) {
 	rm.PutU32(p, rm.AllMemoryVASpace, rm.NoAddressSpace)
 	if s := allocStatus(c, fakeDevice, classNoMemory, p); s != rm.StatusOK {
 		t.Error(rm.StatusName(s))
+	}
+}
+
+// TestInsideHandedOver: the program that goes on knows of the threads that are inside root allocs.
+func TestInsideHandedOver(t *testing.T) {
+	r := newRig(t)
+	tid, args, end := stuckThread(t)
+	defer end()
+	p := &pendingRoot{task: &task{tid: tid}, args: args, since: time.Now()}
+	r.guard.settledRoots.inside = map[*task]*pendingRoot{p.task: p}
+	b, err := stateOf(r.guard, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := handover.Decode(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := Restore(s, r.guard.driver.(*inProcess).another(), r.guard.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !next.insideSettledRoot() {
+		t.Error("a call may name what the thread makes next")
 	}
 }
