@@ -310,6 +310,20 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 	return true
 }
 
+// countClass counts the objects of a class.
+func (a *account) countClass(class uint32) (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.clients {
+		for _, o := range c.objects {
+			if o.class == class {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // lookup copies an object's record.
 func (a *account) lookup(clientHandle, handle uint32) (object, bool) {
 	a.mu.Lock()
