@@ -112,6 +112,9 @@ func (a *account) accountsOf(gpu int) []gpuAccount {
 
 // countObject counts an object, or one less. The account is locked.
 func (a *account) countObject(o *object, n int) {
+	if o.kind == rm.ClassVidmem {
+		a.changes++
+	}
 	for i := range a.accountsOf(o.countsOn) {
 		g := &a.accountsOf(o.countsOn)[i]
 		if o.kind.InFirmware() {

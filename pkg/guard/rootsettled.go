@@ -27,8 +27,10 @@ const (
 	settledPatience = 250 * time.Millisecond
 	// settledEvery is the least time between two looks: each holds the locks of all GPUs for a moment.
 	settledEvery = time.Second
-	// settledTries is how often the driver has to count more, settledStep apart, for an audit: calls in flight make it wrong for a moment.
-	settledTries = 3
+	// settledTries is how often the two accounts are compared, settledStep apart, until they agree: calls in flight make it wrong for a
+	// moment. Who allocates and frees all the time can have them agree now and then, so that counts only if nothing did meanwhile; who
+	// leaves no such moment is looked at for longer.
+	settledTries = 5
 	settledStep  = 20 * time.Millisecond
 )
 
@@ -107,7 +109,7 @@ func (g *Guard) lookAtSettledRoots() (inside int) {
 		return inside
 	}
 	for range settledTries {
-		if g.holdsUncharged(own) == (uncharged{}) {
+		if u, quiet := g.holdsUncharged(own); quiet && u == (uncharged{}) {
 			return inside
 		}
 		time.Sleep(settledStep)
