@@ -5,8 +5,13 @@
 package guard
 
 import (
+	"os"
+	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -51,5 +56,43 @@ func TestUnseenChannelsNotifier(t *testing.T) {
 	}
 	if n := r.sim.Snapshot().Stray; n != 0 {
 		t.Errorf("%d writes to free memory", n)
+	}
+}
+
+// TestClientOfAnotherHides is open: memory of a client that somebody outside has made is in the guard's account of the process that asked for
+// it, and in the driver's of the one that made it, which the guard does not ask for. So it is room for as much that was never charged: the
+// next such call can become an allocation of it, and then the room is freed. Whose a client is the driver could be asked by what it counts
+// for the process before and after a small allocation below it.
+func TestClientOfAnotherHides(t *testing.T) {
+	const length = 64 * quota.MiB
+	d, g := newFakeRM(t)
+	var more atomic.Int64
+	d.holding(g, &more)
+	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }
+	c := newFakeCall(t, g, fakeControl)
+	keep, err := unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := d.made(keep) // by a process without a guard
+	if rep := c.escape(rm.EscAlloc, rootOuter()); !rep.resume {
+		t.Fatalf("%+v", rep)
+	}
+	f, p := c.root, c.root.pending
+	g.rootAnswered(f, true)
+	if g.resolveRoot(f, p, theirs, true); !g.account.ownsClient(theirs) {
+		t.Fatal("the other's client does not pass for its own: this test says nothing")
+	}
+	g.account.addObject(theirs, object{handle: fakeDevice, parent: theirs, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
+	m := memoryObject(fakeMemory, fakeDevice)
+	m.length = length
+	g.account.addObject(theirs, m, 0, 0, length) // by the guard; the driver counts it for the process outside
+	own, err := g.guardClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	more.Store(int64(length)) // for this process: what the next call for a client has become
+	if u, _ := g.holdsUncharged(own); u != (uncharged{driver: length}) {
+		t.Errorf("%+v: it is hidden", u)
 	}
 }
