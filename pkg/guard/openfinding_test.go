@@ -1,6 +1,6 @@
-//go:build openfinding
-
 // SPDX-License-Identifier: Apache-2.0
+
+//go:build openfinding
 
 package guard
 
@@ -17,8 +17,8 @@ import (
 
 // TestUnseenChannelsNotifier is open: a root alloc that became a channel below a known group, which is forgiven once in an hour, and at any
 // time where somebody outside makes the client. The group's GPFIFO_SCHEDULE lets it run. The guard does not know what it writes errors to,
-// so that memory is freed, and given to a neighbour, while the driver has its address. (The write here is a control's; on a GPU it is one of
-// any error of the group's channels.) Run it with -tags openfinding.
+// so that memory is freed, and given to a neighbour, while the driver has its address. (The write here is a control's; on a GPU it is one
+// of any error of the group's channels.) Run it with -tags openfinding.
 func TestUnseenChannelsNotifier(t *testing.T) {
 	r := newRig(t)
 	c := r.start()
@@ -59,10 +59,10 @@ func TestUnseenChannelsNotifier(t *testing.T) {
 	}
 }
 
-// TestClientOfAnotherHides is open: memory of a client that somebody outside has made is in the guard's account of the process that asked for
-// it, and in the driver's of the one that made it, which the guard does not ask for. So it is room for as much that was never charged: the
-// next such call can become an allocation of it, and then the room is freed. Whose a client is the driver could be asked by what it counts
-// for the process before and after a small allocation below it.
+// TestClientOfAnotherHides is open: memory of a client that somebody outside has made is in the guard's account of the process that asked
+// for it, and in the driver's of the one that made it, which the guard does not ask for. So it is room for as much that was never charged:
+// the next such call can become an allocation of it, and then the room is freed. Whose a client is the driver could be asked by what it
+// counts for the process before and after a small allocation below it.
 func TestClientOfAnotherHides(t *testing.T) {
 	const length = 64 * quota.MiB
 	d, g := newFakeRM(t)

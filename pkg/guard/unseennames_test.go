@@ -24,7 +24,8 @@ type unseenObjects struct {
 }
 
 func (u *unseenObjects) answer(t Target, call *rm.Call) syscall.Errno {
-	if call.NR() != rm.EscControl || rm.U32(call.Outer, rm.ControlCmd) != controlHandleInfo || rm.U32(call.Outer, rm.ControlClient) != fakeClient {
+	if call.NR() != rm.EscControl || rm.U32(call.Outer, rm.ControlCmd) != controlHandleInfo ||
+		rm.U32(call.Outer, rm.ControlClient) != fakeClient {
 		return 0
 	}
 	if u.on != 0 && t.FD != u.on {
@@ -65,8 +66,8 @@ func noteMemory(c *fakeCall, class, parent, handle uint32) reply {
 	return c.escape(rm.EscAllocMemory, o)
 }
 
-// TestUnseenBehindRecord: what the account knows of what a task makes itself, or of what the driver ends with something else, is no proof that
-// the handle is that. RM_ALLOC_MEMORY of pages that are not mapped is refused, and recorded; a channel ends with its address space.
+// TestUnseenBehindRecord: what the account knows of what a task makes itself, or of what the driver ends with something else, is no proof
+// that the handle is that. RM_ALLOC_MEMORY of pages that are not mapped is refused, and recorded; a channel ends with its address space.
 func TestUnseenBehindRecord(t *testing.T) {
 	for name, record := range map[string]func(c *fakeCall){
 		"host memory that the driver has refused": func(c *fakeCall) {
@@ -160,13 +161,15 @@ func TestUnseenInParameters(t *testing.T) {
 	}
 }
 
-// TestUnseenParent: what is made below an object that the guard does not know of ends with it unseen, also while a channel writes errors there.
+// TestUnseenParent: what is made below an object that the guard does not know of ends with it unseen, also while a channel writes errors
+// there.
 func TestUnseenParent(t *testing.T) {
 	const memory = 0x5c0000e2
 	u := &unseenObjects{classes: map[uint32]uint32{theirs: rmclient.ClassDevice, memory: classSystem}}
 	g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: u.answer}))
 	c := newFakeCall(t, g, fakeControl)
-	g.account.addObject(fakeClient, object{handle: memory, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU, host: true,
+	g.account.addObject(fakeClient, object{handle: memory, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem,
+		gpu: noGPU, host: true,
 		size: 4096}, 0, 0, 4096)
 	o := make([]byte, rm.DupSize)
 	rm.PutU32(o, rm.DupClient, fakeClient)
@@ -212,7 +215,8 @@ func TestUnseenOnAnotherFile(t *testing.T) {
 	}
 	g.account.clients[fakeClient].file = f
 	g.account.addClient(second, dst.task.proc.tgid, nil)
-	g.account.addObject(second, object{handle: fakeDevice, parent: second, class: rmclient.ClassDevice, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
+	g.account.addObject(second, object{handle: fakeDevice, parent: second, class: rmclient.ClassDevice, kind: rm.ClassDevice, gpu: 0}, noGPU,
+		0, 0)
 	g.driver.(*fakeDriver).answer = func(t Target, call *rm.Call) syscall.Errno {
 		if order := kcmpSame(g.files.self, t.FD, src.fd); t.FD >= 0 && order {
 			u.on = t.FD
@@ -281,7 +285,8 @@ func TestNotifierElsewhere(t *testing.T) {
 		parent uint32
 		want   uint32
 	}{"below the device that was said": {fakeDevice, rm.StatusOK}, "below another": {second, rm.StatusInvalidObjectHandle}} {
-		u := &unseenObjects{classes: map[uint32]uint32{group: classChannelGroup, memory: classSystem}, parents: map[uint32]uint32{memory: x.parent}}
+		u := &unseenObjects{classes: map[uint32]uint32{group: classChannelGroup, memory: classSystem},
+			parents: map[uint32]uint32{memory: x.parent}}
 		g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: u.answer}))
 		g.account.addObject(fakeClient, object{handle: second, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
 		g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, class: classChannelGroup, kind: rm.ClassTSG, gpu: noGPU,
