@@ -48,7 +48,7 @@ func (c *trappedCall) isUnseenOf(client, handle uint32) bool {
 // them, and the handle be given to something else since.
 func (o *object) isThere() bool {
 	switch o.kind {
-	case rm.ClassDevice, rm.ClassSubdevice, rm.ClassVASpace, rm.ClassVidmem, rm.ClassSysmem, rm.ClassVirtual, rm.ClassFabric:
+	case rm.ClassDevice, rm.ClassSubdevice, rm.ClassVASpace, rm.ClassVidmem, rm.ClassSysmem, rm.ClassFabric:
 		return !o.madeInTask
 	}
 	return false

@@ -95,6 +95,23 @@ func TestUnseenBehindRecord(t *testing.T) {
 			if s := allocStatus(c, theirs, 0x90f1, p); s != rm.StatusInvalidObjectHandle {
 				t.Errorf("an address space below it: %s", rm.StatusName(s))
 			}
+			for name, nr := range map[string]uint32{"mapping": rm.EscMapDMA, "unmapping": rm.EscUnmapDMA} {
+				for _, x := range [][2]uint32{{theirs, ours}, {fakeDevice, theirs}} {
+					u.classes[ours] = classVirtual
+					g.account.addObject(fakeClient, object{handle: ours, parent: fakeDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU},
+						noGPU, 0, 0)
+					o := make([]byte, map[uint32]int{rm.EscMapDMA: 64, rm.EscUnmapDMA: 48}[nr])
+					putWords(o, rm.DMAClient, fakeClient, x[0], x[1], fakeMemory)
+					off, _ := g.abi.StatusOff(nr, len(o))
+					if mapped, ok := g.abi.MapDMA(len(o)); ok && nr == rm.EscMapDMA {
+						rm.PutU64(o, mapped.Length, 4096)
+					}
+					c.escape(nr, o)
+					if s := rm.U32(o, off); s != rm.StatusInvalidObjectHandle {
+						t.Errorf("%s, device and range %#x: %s", name, x, rm.StatusName(s))
+					}
+				}
+			}
 			p = make([]byte, 4)
 			o := fakeControlCall(theirs, controlNumSubdevices, p)
 			c.escape(rm.EscControl, o, p)
