@@ -175,15 +175,12 @@ func TestClosedHidesNothing(t *testing.T) {
 	d.holding(g, &more)
 	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }
 	c := newFakeCall(t, g, fakeControl)
-	f, err := g.followFile(dupFD(t, c.fd), c.node)
-	if err != nil {
-		t.Fatal(err)
-	}
 	fd, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f, err = g.followFile(fd, c.node); err != nil {
+	f, err := g.followFile(fd, c.node)
+	if err != nil {
 		t.Fatal(err)
 	}
 	g.account.addClient(fakeClient, os.Getpid(), f)
