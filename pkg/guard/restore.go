@@ -88,6 +88,7 @@ func (r *restorer) process() {
 	g.astrayAt.Store(p.AstrayAt)
 	g.allEndedAt.Store(p.AllEndedAt)
 	g.windowsRest.Store(p.WindowsRest)
+	g.settledRoots.restore(p.Roots)
 	if g.lastRecord = p.Record; p.Record != nil {
 		g.events.GoOn(p.Record.Name)
 	}

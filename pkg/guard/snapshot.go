@@ -379,6 +379,7 @@ func (s *snapshotter) process() {
 	if g.looksAtRoots() { // the next program looks at once
 		p.AuditUntil = unixNano(time.Now().Add(auditTime))
 	}
+	p.Roots = g.settledRoots.state()
 	p.WindowsRest, p.Record = g.windowsRest.Load(), g.lastRecord
 	if g.tallyFile != nil {
 		p.Tally = g.tallyFile.FD()
