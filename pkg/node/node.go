@@ -69,5 +69,26 @@ func FindGPU(t *device.Table, name string) (device.GPU, error) {
 		found[0].UUID, found[1].UUID)
 }
 
+// FindGPUs finds several, with commas between their names.
+func FindGPUs(t *device.Table, names string) (list []device.GPU, err error) {
+	for name := range strings.SplitSeq(names, ",") {
+		g, err := FindGPU(t, strings.TrimSpace(name))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, g)
+	}
+	return list, nil
+}
+
+// UUIDs are those of FindGPUs.
+func UUIDs(t *device.Table, names string) (uuids []string, err error) {
+	list, err := FindGPUs(t, names)
+	for _, g := range list {
+		uuids = append(uuids, g.UUID)
+	}
+	return uuids, err
+}
+
 // View gathers the view of a run directory; a missing table is made.
 func View(runDir string) (snapshot.View, error) { return snapshot.Look(runDir, Load, nil) }
