@@ -6,6 +6,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 
@@ -24,7 +25,10 @@ func Load(runDir string) (*device.Table, error) {
 		return marked(runDir, t, err)
 	}
 	if failed := launch.Refresh(); failed != nil {
-		return nil, fmt.Errorf("%w; cgpu refresh makes it anew (tried: %v)", err, failed)
+		if strings.Contains(failed.Error(), fs.ErrPermission.Error()) { // which cgpu-refresh says as text
+			err = fmt.Errorf("%w: %w", err, fs.ErrPermission)
+		}
+		return nil, fmt.Errorf("%w (%w)", failed, err)
 	}
 	t, err = device.Load(runDir)
 	return marked(runDir, t, err)
