@@ -26,13 +26,18 @@ func Load(runDir string) (*device.Table, error) {
 	}
 	if failed := launch.Refresh(); failed != nil {
 		if strings.Contains(failed.Error(), fs.ErrPermission.Error()) { // which cgpu-refresh says as text
-			err = fmt.Errorf("%w: %w", err, fs.ErrPermission)
+			failed = denied{failed}
 		}
 		return nil, fmt.Errorf("%w (%w)", failed, err)
 	}
 	t, err = device.Load(runDir)
 	return marked(runDir, t, err)
 }
+
+// denied is a text that says so.
+type denied struct{ error }
+
+func (denied) Is(target error) bool { return target == fs.ErrPermission }
 
 // marked is a table whose GPUs say what is wrong with them; cgpu health tells if that cannot be read.
 func marked(runDir string, t *device.Table, err error) (*device.Table, error) {
