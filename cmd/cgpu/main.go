@@ -74,7 +74,7 @@ func app() *cli.App {
 		HideVersion:     true,
 		HideHelpCommand: true,
 		Description: "The state of the node is below " + device.DefaultRunDir + " (CGPU_RUN_DIR names another folder), its\n" +
-			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG).\n\n" +
+			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG). Nearly all commands need root.\n\n" +
 			"cgpu help COMMAND, or cgpu COMMAND --help, tells of a command; cgpu --version prints the version.",
 		OnUsageError: badFlag("", nil),
 		// -e A=0,1 is one variable.
