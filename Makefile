@@ -98,7 +98,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 
 # What is built is not built again: sudo's PATH often has no go, and root's cache would begin with nothing.
 built = $(if $(wildcard $(BIN)/$1),,$2)
-install: $(call built,cgpu-runtime,build) ## binaries and limiter into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
+install: $(call built,cgpu-runtime,build) ## what is built into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
 	install -m 0755 $(BIN)/cgpu-load $(DESTDIR)$(PREFIX)/lib/cgpu/
