@@ -85,30 +85,17 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 		if weights := c.weights(vgpus); weights != s.weights || s.mixed == 0 {
 			s.weights, s.mixed = weights, now // of those who are there now nobody knows yet
 		}
-		for _, since := range s.came {
-			s.mixed = max(s.mixed, since)
-		}
-		s.mixed = r.mixed(t, s.mixed, now)
-		if _, apart := s.Apart(); !apart { // else what is lost is not that of one round
-			s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
-		}
-		r.scale = s.amiss
-		var target time.Duration
-		s.crowds, target = s.crowds.follow(t, r, now-s.mixed >= settleTime, now)
-		if now >= s.hold || presses {
-			if now-s.mixed < settleTime {
-				target = t.worth(r, vgpus, s.pace.value, target)
-			}
-			s.pace = s.pace.follow(target, r.few(t), len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
-		}
-		r = r.stretched(max(1, s.crowds.stretch))
+		r = t.follow(r, vgpus, &s, presses, now)
 		for i, v := range vgpus {
 			x := r.of(i)
 			rows[i].Slice = t.slice(c, x, v, s)
-			if x != nil && now-s.came[v.ID] < tryTime {
+			if x == nil {
+				continue
+			}
+			if now-s.came[v.ID] < tryTime {
 				rows[i].Slice = r.telling(*x, rows[i].Slice)
 			}
-			if x != nil && x.crowd {
+			if x.crowd {
 				rows[i].Slot = s.crowds.slot
 			}
 		}
@@ -119,6 +106,27 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	s.at = now
 	s.set(vgpus, rows, costs, presses != s.presses || len(r.turns) < 2, now)
 	return rows, s
+}
+
+// follow brings the pace up to date, and the slots of crowds; atOnce although timeslices are to stay.
+func (t Timing) follow(r round, vgpus []VGPU, s *State, atOnce bool, now time.Duration) round {
+	for _, since := range s.came {
+		s.mixed = max(s.mixed, since)
+	}
+	s.mixed = r.mixed(t, s.mixed, now)
+	if _, apart := s.Apart(); !apart { // else what is lost is not that of one round
+		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
+	}
+	r.scale = s.amiss
+	settled, target := now-s.mixed >= settleTime, time.Duration(0)
+	s.crowds, target = s.crowds.follow(t, r, settled, now)
+	if !settled {
+		target = t.worth(r, vgpus, s.pace.value, target)
+	}
+	if now >= s.hold || atOnce {
+		s.pace = s.pace.follow(target, r.few(t), len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
+	}
+	return r.stretched(max(1, s.crowds.stretch))
 }
 
 // set makes slices those of the rows, but not twice in two rounds. Each that is set ends a turn, and the driver takes up its list from the
@@ -164,7 +172,7 @@ func (s *State) gather(vgpus []VGPU, costs Costs, now time.Duration) {
 // gatherTime is the longest that many are waited for that may come to be seen.
 const gatherTime = 2 * Tick
 
-// setRest is for how long timeslices stay for each that was set: that takes up to 0.4 ms.
+// setRest is for how long timeslices stay for each that was set, which takes 1.2 ms.
 const setRest = 12 * time.Millisecond
 
 // settleTime is for how long all must saturate before slices are prolonged.
@@ -541,7 +549,7 @@ const (
 	fewGroups  = 4
 )
 
-// follow goes to the target, at once or later; a longer one is hurried to if more is lost than may be, or if nobody blocks early.
+// follow goes to the target, at once or later, if it differs by more than a little; a longer one is hurried to if more is lost than may be, or if nobody blocks early.
 func (p pace) follow(target time.Duration, few, alone, hurried bool, now time.Duration) pace {
 	off, little := target-p.value, time.Duration(littlePace)
 	if few {

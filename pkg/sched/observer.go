@@ -73,6 +73,7 @@ type Observer struct {
 	runs    []span        // since accounts were booked
 	booked  bool
 	setting []span         // when timeslices were set, since the last record, in order
+	lately  float64        // how much of the time they were
 	lap     uint64         // counts rounds of all that have work
 	seen    map[group]bool // who was switched in during this one
 }
@@ -114,7 +115,7 @@ type habit struct {
 	grantable   time.Duration // most that account.Granted can be
 	runners     []*runner
 	row         Row
-	// Its timeslice, and the one of before it; it was set between two times (from, until: setting).
+	// Its timeslice, the one before it, and when it was set.
 	slice, former time.Duration
 	setting       span
 	told          bool          // its guard says when it sets them
@@ -179,10 +180,13 @@ const (
 	setTime = time.Second
 	// setLag is how exactly the GPU's clock is known.
 	setLag = 4 * time.Millisecond
+	// mostSetting bounds the time in which turns tell nothing, each second's halved after another: a container that makes contexts all the
+	// time has its guard set timeslices all the time.
+	mostSetting = 700 * time.Millisecond
 )
 
 // settings notes when timeslices were set since the last record, by whomever.
-func (o *Observer) settings() {
+func (o *Observer) settings(now time.Duration) {
 	o.setting = o.setting[:0]
 	for _, h := range o.vgpus {
 		if h.told && h.setting.to >= o.last {
@@ -190,7 +194,7 @@ func (o *Observer) settings() {
 		}
 	}
 	slices.SortFunc(o.setting, func(a, b span) int { return cmp.Compare(a.from, b.from) })
-	all := o.setting[:0]
+	all, since := o.setting[:0], span{o.counted, now}
 	for _, s := range o.setting {
 		if last := len(all) - 1; last >= 0 && s.from <= all[last].to {
 			all[last].to = max(all[last].to, s.to)
@@ -198,7 +202,13 @@ func (o *Observer) settings() {
 			all = append(all, s)
 		}
 	}
-	o.setting = all
+	o.lately *= math.Exp2(-(now - o.counted).Seconds())
+	for _, s := range all {
+		o.lately += float64(s.overlap(since))
+	}
+	if o.setting = all; o.lately > float64(mostSetting) {
+		o.setting = all[:0]
+	}
 }
 
 // Own is told whose processes are whose, when that has changed: what nobody knew who it was may be somebody's.
@@ -256,7 +266,7 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 			r.blocked, r.waits, r.whole = false, false, false
 		}
 	}
-	o.settings()
+	o.settings(now)
 	for _, s := range records {
 		o.add(s, owner)
 	}

@@ -118,6 +118,28 @@ func TestCosts(t *testing.T) {
 	}
 }
 
+// TestSetAllTheTime: a vGPU whose guard sets timeslices all the time, as for new contexts, does not keep it from being seen for long that
+// another one blocks.
+func TestSetAllTheTime(t *testing.T) {
+	o := NewObserver()
+	o.Applied("a", Row{Slice: 2 * ms}, 0)
+	owner := func(pid int) string { return map[int]string{1: "a", 2: "b"}[pid] }
+	seen := 0
+	for now := Tick; now < 3*time.Second; now += Tick {
+		o.Sliced("b", Setting{2 * ms, now - Tick, now - ms})
+		var runs []run
+		for at := now - Tick; at < now-2*ms; at += 2 * ms {
+			runs = append(runs, run{1, at, at + ms}, run{2, at + 1080*us, at + 1380*us})
+		}
+		if o.Add(records(runs...), now, owner, false); o.Seen("a", 200*ms).Endless == 0 {
+			seen++
+		}
+	}
+	if seen < 30 {
+		t.Errorf("it was seen in %d of 90 looks", seen)
+	}
+}
+
 // TestH200Records: groups that always have work are seen to be such by what an H200 wrote down for them, and what switches take is
 // measured.
 func TestH200Records(t *testing.T) {
