@@ -321,7 +321,8 @@ func TestSetting(t *testing.T) {
 	}
 	for _, c := range []struct{ said, want sched.Setting }{
 		{sched.Setting{Slice: 5, From: 6, To: 7}, sched.Setting{Slice: 5, From: 6, To: 7}},
-		{sched.Setting{Slice: time.Hour, From: 2 * time.Hour, To: 3 * time.Hour}, sched.Setting{Slice: time.Minute, From: time.Hour, To: time.Hour}},
+		{sched.Setting{Slice: time.Hour, From: 2 * time.Hour, To: 3 * time.Hour},
+			sched.Setting{Slice: time.Minute, From: time.Hour, To: time.Hour}},
 		{sched.Setting{Slice: -1, From: -1, To: -1}, sched.Setting{Slice: time.Minute, From: time.Hour, To: time.Hour}},
 	} {
 		e.TellSetting(c.said)

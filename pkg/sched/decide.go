@@ -347,8 +347,8 @@ func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
 	return last
 }
 
-// worth is the target, or the pace as it is: where nobody blocks a longer one saves switches only, and a shorter one makes rounds shorter. To
-// set the slices of many costs more than that until they are set again (settleTime); and more of those that have contexts may come.
+// worth is the target, or the pace as it is: where nobody blocks a longer one saves switches only, and a shorter one makes rounds shorter.
+// To set the slices of many costs more than that until they are set again (settleTime); and more of those that have contexts may come.
 func (t Timing) worth(r round, vgpus []VGPU, pace, target time.Duration) time.Duration {
 	if slices.ContainsFunc(r.turns, func(x turn) bool { return x.early(t, r) }) {
 		return target
@@ -549,7 +549,8 @@ const (
 	fewGroups  = 4
 )
 
-// follow goes to the target, at once or later, if it differs by more than a little; a longer one is hurried to if more is lost than may be, or if nobody blocks early.
+// follow goes to the target, at once or later, if it differs by more than a little; a longer one is hurried to if more is lost than may be,
+// or if nobody blocks early.
 func (p pace) follow(target time.Duration, few, alone, hurried bool, now time.Duration) pace {
 	off, little := target-p.value, time.Duration(littlePace)
 	if few {

@@ -361,7 +361,8 @@ func (o *Observer) turn(g group, at time.Duration) {
 	o.seen[g] = true
 }
 
-// disturbed reports that timeslices were set at a time: each one ends the turn at hand, and the driver takes up its list from the beginning.
+// disturbed reports that timeslices were set at a time: each one ends the turn at hand, and the driver takes up its list from the
+// beginning.
 func (o *Observer) disturbed(at time.Duration) bool {
 	return slices.ContainsFunc(o.setting, func(s span) bool { return s.from <= at && at <= s.to })
 }

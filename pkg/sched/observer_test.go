@@ -56,10 +56,11 @@ func TestObserver(t *testing.T) {
 			{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 5 * ms}, {1, 6 * ms, 6100 * us},
 		}, false, map[string]Seen{
 			"a": {Busy: 1, Ran: 3200 * us, Burst: 1449500, Gap: 950 * us}}},
-		{"a turn that a timeslice ended, whosever that is, is no block", func(o *Observer) { o.Sliced("b", Setting{2 * ms, 9 * ms, 9 * ms}) }, []run{
-			{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 4 * ms}, {1, 5 * ms, 5100 * us}, {1, 9 * ms, 9500 * us},
-		}, false, map[string]Seen{
-			"a": {Busy: 1, Ran: 2700 * us, Burst: 953 * us, Gap: 966666}}},
+		{"a turn that a timeslice ended, whosever that is, is no block",
+			func(o *Observer) { o.Sliced("b", Setting{2 * ms, 9 * ms, 9 * ms}) }, []run{
+				{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 4 * ms}, {1, 5 * ms, 5100 * us}, {1, 9 * ms, 9500 * us},
+			}, false, map[string]Seen{
+				"a": {Busy: 1, Ran: 2700 * us, Burst: 953 * us, Gap: 966666}}},
 		{"one that is being set", func(o *Observer) { o.Sliced("b", Setting{2 * ms, 9 * ms, 0}) }, []run{
 			{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 4 * ms}, {1, 9 * ms, 9500 * us},
 		}, false, map[string]Seen{

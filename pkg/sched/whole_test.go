@@ -15,8 +15,8 @@ import (
 )
 
 // These tests have one arbiter decide for a whole GPU in virtual time. It knows what a process could: switch records, which come every
-// 33 ms, and the containers' shares. Guards set the timeslices that it says one after the other. Each that is set ends the turn at hand, and
-// the driver takes up its list from the beginning.
+// 33 ms, and the containers' shares. Guards set the timeslices that it says one after the other. Each that is set ends the turn at hand,
+// and the driver takes up its list from the beginning.
 
 // whole is a GPU and its arbiter.
 type whole struct {
@@ -63,7 +63,8 @@ type vgpu struct {
 }
 
 func newWhole(maxLoss float64) *whole {
-	w := &whole{gpu: runlist.New(runlist.Config{Restart: true, Overrun: 50}), timing: sched.DefaultTiming(), card: cardOf(sched.PolicyWeight, 64),
+	w := &whole{gpu: runlist.New(runlist.Config{Restart: true, Overrun: 50}), timing: sched.DefaultTiming(),
+		card:     cardOf(sched.PolicyWeight, 64),
 		observer: sched.NewObserver(), owner: map[int]string{}, setAt: never, rnd: rand.New(rand.NewPCG(1, 7))}
 	w.timing.MaxLoss = maxLoss
 	return w

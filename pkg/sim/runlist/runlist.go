@@ -128,7 +128,8 @@ type Runlist struct {
 
 // New makes an engine at time 0 with no groups.
 func New(cfg Config) *Runlist {
-	r := &Runlist{cost: cfg.SwitchCost, preempt: max(cfg.PreemptCost, 0), restart: cfg.Restart, overrun: cfg.Overrun, history: history{size: cfg.History}}
+	r := &Runlist{cost: cfg.SwitchCost, preempt: max(cfg.PreemptCost, 0), restart: cfg.Restart, overrun: cfg.Overrun,
+		history: history{size: cfg.History}}
 	if r.cost == 0 && r.preempt == 0 {
 		r.cost, r.preempt = DefaultSwitchCost, DefaultPreemptCost
 	}
