@@ -41,7 +41,7 @@ type State struct {
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
 	hold    time.Duration            // until when they are left alone
-	came    map[string]time.Duration // when those that have work began to
+	came    map[string]span          // when those that have work began to, and had some last
 }
 
 // Begin is the state of who goes on after another, with the pace that he found (0: nobody was there) and what was learned of loss (Amiss).
@@ -92,7 +92,7 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 			if x == nil {
 				continue
 			}
-			if now-s.came[v.ID] < tryTime {
+			if now-s.came[v.ID].from < tryTime {
 				rows[i].Slice = r.telling(*x, rows[i].Slice)
 			}
 			if x.crowd {
@@ -110,8 +110,8 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 
 // follow brings the pace up to date, and the slots of crowds; atOnce although timeslices are to stay.
 func (t Timing) follow(r round, vgpus []VGPU, s *State, atOnce bool, now time.Duration) round {
-	for _, since := range s.came {
-		s.mixed = max(s.mixed, since)
+	for _, c := range s.came {
+		s.mixed = max(s.mixed, c.from)
 	}
 	s.mixed = r.mixed(t, s.mixed, now)
 	if _, apart := s.Apart(); !apart { // else what is lost is not that of one round
@@ -123,7 +123,7 @@ func (t Timing) follow(r round, vgpus []VGPU, s *State, atOnce bool, now time.Du
 	if !settled {
 		target = t.worth(r, vgpus, s.pace.value, target)
 	}
-	if now >= s.hold || atOnce {
+	if now >= s.hold || atOnce || len(r.turns) < 2 {
 		s.pace = s.pace.follow(target, r.few(t), len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
 	}
 	return r.stretched(max(1, s.crowds.stretch))
@@ -159,7 +159,7 @@ func (s *State) gather(vgpus []VGPU, costs Costs, now time.Duration) {
 		round += time.Duration(v.Contexts) * (min(s.slice[v.ID], v.Burst) + costs.Preempt)
 		if v.Busy > 0 {
 			busy++
-			if s.came[v.ID] == now {
+			if s.came[v.ID].from == now {
 				fresh++
 			}
 		}
@@ -512,16 +512,21 @@ func (r round) telling(x turn, slice time.Duration) time.Duration {
 	return slice
 }
 
-// came is since when those with work have some.
-func (r round) came(vgpus []VGPU, before map[string]time.Duration, now time.Duration) map[string]time.Duration {
-	next := map[string]time.Duration{}
+// came is since when those with work have some. Who was seen without for a moment has not come: rounds may be long.
+func (r round) came(vgpus []VGPU, before map[string]span, now time.Duration) map[string]span {
+	next := map[string]span{}
+	for id, c := range before {
+		if now-c.to < settleTime {
+			next[id] = c
+		}
+	}
 	for _, x := range r.turns {
 		id := vgpus[x.vgpu].ID
-		since, known := before[id]
+		c, known := next[id]
 		if !known {
-			since = now
+			c.from = now
 		}
-		next[id] = since
+		next[id] = span{c.from, now}
 	}
 	return next
 }

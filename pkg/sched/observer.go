@@ -410,7 +410,7 @@ func (o *Observer) off(at time.Duration) {
 		r.cuts++
 		e.usage.Preemptions = 1
 	case blocked:
-		if r.whole {
+		if r.whole && r.cuts < manyCuts { // else others may be in it, of which nobody could tell that they were over
 			h.burst += float64(r.burst)
 			h.blocks++
 		}
