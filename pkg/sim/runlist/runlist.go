@@ -256,16 +256,20 @@ func (r *Runlist) schedule() {
 	}
 }
 
-// begin takes up the list from the beginning. Who has the engine for itself keeps it.
+// begin takes up the list from the beginning. Who is the first in it has another slice, without a switch; who has the engine for itself
+// keeps it.
 func (r *Runlist) begin() {
+	r.turn = 0
 	switch {
 	case len(r.ready) < 2:
 	case r.target != nil:
 		r.target = nil // the time of its switch is lost
+	case r.resident == r.ready[0]:
+		r.turn = r.resident.seq
+		r.slice()
 	case r.resident != nil:
 		r.leave()
 	}
-	r.turn = 0
 	r.schedule()
 }
 

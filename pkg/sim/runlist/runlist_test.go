@@ -721,7 +721,8 @@ func TestSetEndsTurn(t *testing.T) {
 	}{
 		{13 * ms, groups[3], []time.Duration{10 * ms, 3 * ms, 0}},
 		{20 * ms, groups[0], []time.Duration{17 * ms, 3 * ms, 0}},
-		{50 * ms, groups[2], []time.Duration{27 * ms, 13 * ms, 10 * ms}},
+		{28 * ms, groups[0], []time.Duration{25 * ms, 3 * ms, 0}}, // whose turn it is
+		{58 * ms, groups[2], []time.Duration{35 * ms, 13 * ms, 10 * ms}},
 	} {
 		r.Advance(c.until)
 		for i, want := range c.ran {
@@ -733,10 +734,10 @@ func TestSetEndsTurn(t *testing.T) {
 	}
 	groups[0].Stop()
 	groups[1].Stop()
-	r.Advance(60 * ms)
+	r.Advance(70 * ms)
 	switches := groups[2].Account().Switches
 	groups[2].SetTimeslice(10 * ms)
-	if r.Advance(70 * ms); groups[2].Account().Switches != switches {
+	if r.Advance(80 * ms); groups[2].Account().Switches != switches {
 		t.Error("who has the engine for itself is taken off")
 	}
 }
