@@ -60,6 +60,7 @@ type vgpu struct {
 	part           float64         // of the GPU's time, that it was entitled to since the last step
 	lately, should float64         // of the GPU's time
 	said           sched.Verdict
+	setting        sched.Setting // as its guard says
 }
 
 // New makes one that has decided nothing, and maps the GPU's page. It may be one that stands by: only Step writes there.
@@ -255,6 +256,7 @@ func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 		a.read = now
 	}
 	a.observer.Ahead = a.clock.ahead
+	a.settings(now)
 	end := a.clock.gpu(now)
 	// Who comes new has the records of some time: they fade as if they had been read one after the other.
 	for first && len(records) > 0 && records[len(records)-1].At-records[0].At > 2*sched.Tick {
@@ -267,6 +269,17 @@ func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 	}
 	a.observer.Add(records, end, a.owner, lost)
 	a.settle(now)
+}
+
+// settings tells the observer what guards say of their timeslices.
+func (a *Arbiter) settings(now time.Duration) {
+	for _, g := range a.guests {
+		s, ok := a.page.Setting(g, now)
+		if v := a.vgpus[g.ID]; ok && a.clock.known && (s != v.setting || s.To < s.From) {
+			v.setting = s
+			a.observer.Sliced(g.ID, sched.Setting{Slice: s.Slice, From: s.From + a.clock.ahead, To: s.To + a.clock.ahead})
+		}
+	}
 }
 
 // settle has accounts go on.

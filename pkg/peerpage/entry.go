@@ -4,6 +4,7 @@ package peerpage
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -16,6 +17,8 @@ const MaxPIDs = 128
 const (
 	guardWords = 15 + MaxPIDs/2
 	rowWords   = 25
+	// Of guards that do not know of it the record is never written, so the format stays the same.
+	settingWords = 3
 )
 
 // Guard is what a guard says of its vGPU.
@@ -102,6 +105,9 @@ func rowOf(w *[rowWords]uint64) (v sched.Verdict) {
 
 func (p *Page) guard(i int) record { return record{p, i*entrySize + offGuard, guardWords} }
 func (p *Page) row(i int) record   { return record{p, i*entrySize + offRow, rowWords} }
+func (p *Page) setting(i int) record {
+	return record{p, i*entrySize + offSetting, settingWords}
+}
 
 // Tell writes the guard's part, and wakes the arbiter if it is another one.
 func (e *Entry) Tell(g Guard) {
@@ -110,6 +116,20 @@ func (e *Entry) Tell(g Guard) {
 		e.last = w
 		e.Wake()
 	}
+}
+
+// TellSetting says which timeslices were set, on CLOCK_MONOTONIC. It wakes nobody.
+func (e *Entry) TellSetting(s sched.Setting) {
+	e.setting(e.Place()).write([]uint64{uint64(s.Slice), uint64(s.From), uint64(s.To)})
+}
+
+// Setting is what a guest's guard said last of its timeslices, until a time that is now. False: nothing, or it is written all the time.
+func (p *Page) Setting(g Guest, now time.Duration) (sched.Setting, bool) {
+	var w [settingWords]uint64
+	n, ok := p.setting(g.Place).read(w[:])
+	const none = uint64(math.MaxInt64)
+	return sched.Setting{Slice: time.Duration(min(w[0], uint64(time.Minute))), From: min(time.Duration(min(w[1], none)), now),
+		To: min(time.Duration(min(w[2], none)), now)}, ok && n > 0 && p.holder(g.Place) == g.holder
 }
 
 // Row is what the arbiter wrote last. False: nothing, or it is written all the time.

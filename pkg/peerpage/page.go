@@ -53,6 +53,7 @@ const (
 	offRing     = 16 // futex word: the arbiter wakes the guard
 	offGuard    = 64
 	offRow      = offGuard + 8 + 2*8*guardWords
+	offSetting  = offRow + 8 + 2*8*rowWords
 )
 
 // Path is where the page of a GPU is.

@@ -294,8 +294,45 @@ func TestKilledWhileWriting(t *testing.T) {
 			t.Fatalf("killed after %d stores: %v, %+v", n, ok, got)
 		}
 		if !died {
+			break
+		}
+	}
+	set, next := sched.Setting{Slice: 1, From: 2, To: 3}, sched.Setting{Slice: 4, From: 5}
+	for n := 1; ; n++ {
+		e.TellSetting(set)
+		died := dies(e.Page, n, func() { e.TellSetting(next) })
+		if got, ok := arbiter.Setting(guest, time.Hour); !ok || got != set && got != next {
+			t.Fatalf("killed after %d stores: %v, %+v", n, ok, got)
+		}
+		if !died {
 			return
 		}
+	}
+}
+
+// TestSetting: what is read of timeslices is what the guest's guard said, within bounds, and no times to come.
+func TestSetting(t *testing.T) {
+	dir := t.TempDir()
+	e, arbiter := join(t, dir), open(t, dir)
+	e.Tell(someGuard(1))
+	guest := arbiter.Guests(nil)[0]
+	if s, ok := arbiter.Setting(guest, time.Hour); ok {
+		t.Errorf("of who has said nothing: %+v", s)
+	}
+	for _, c := range []struct{ said, want sched.Setting }{
+		{sched.Setting{Slice: 5, From: 6, To: 7}, sched.Setting{Slice: 5, From: 6, To: 7}},
+		{sched.Setting{Slice: time.Hour, From: 2 * time.Hour, To: 3 * time.Hour},
+			sched.Setting{Slice: time.Minute, From: time.Hour, To: time.Hour}},
+		{sched.Setting{Slice: -1, From: -1, To: -1}, sched.Setting{Slice: time.Minute, From: time.Hour, To: time.Hour}},
+	} {
+		e.TellSetting(c.said)
+		if s, ok := arbiter.Setting(guest, time.Hour); !ok || s != c.want {
+			t.Errorf("%+v: %v, %+v, want %+v", c.said, ok, s, c.want)
+		}
+	}
+	guest.holder++
+	if s, ok := arbiter.Setting(guest, time.Hour); ok {
+		t.Errorf("of another guard: %+v", s)
 	}
 }
 
