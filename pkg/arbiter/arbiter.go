@@ -320,7 +320,7 @@ func (a *Arbiter) judge(now time.Duration) {
 		return
 	}
 	load := -1.
-	if samples, ok := a.samples("apart", "programs that wait for each kernel have less beside containers with several that do not"); ok {
+	if samples, ok := a.samples("apart", "programs that wait for each kernel have less beside containers with several that do not, those on several GPUs have less"); ok {
 		gpu := a.clock.gpu(now) - now
 		load = meanLoad(samples, gpu+from, gpu+to)
 	}
@@ -351,7 +351,7 @@ func (a *Arbiter) card(now time.Duration) (card sched.Card) {
 // seen is a vGPU as it is to be decided about.
 func (a *Arbiter) seen(g *peerpage.Guest, now time.Duration) sched.VGPU {
 	v := a.vgpus[g.ID]
-	x := sched.VGPU{ID: g.ID, Share: g.Share, Contexts: g.Contexts, Pressing: g.Pressing}
+	x := sched.VGPU{ID: g.ID, Share: g.Share, Contexts: g.Contexts, Pressing: g.Pressing, Gang: g.Gang}
 	if g.Cap > 0 {
 		x.Slot = g.Slot
 	}

@@ -133,6 +133,7 @@ type Guest struct {
 	Place   int
 	ID      string // of the vGPU: another one with every guard that takes the entry
 	Version uint64 // of Guard
+	Gang    sched.Gang
 	holder  uint64
 	Guard
 }
@@ -161,12 +162,17 @@ func (p *Page) Guests(before []Guest) (list []Guest) {
 		}
 		var w [guardWords]uint64
 		if n, ok := p.guard(i).read(w[:]); ok {
-			list = append(list, Guest{i, fmt.Sprintf("%d/%x", i, holder), n, holder, guardOf(&w)})
+			list = append(list, Guest{i, fmt.Sprintf("%d/%x", i, holder), n, p.gang(i), holder, guardOf(&w)})
 		} else if was != nil {
 			list = append(list, *was)
 		}
 	}
 	return list
+}
+
+// gang is which GPUs the container of an entry has. Its guard is one process for all of them.
+func (p *Page) gang(i int) sched.Gang {
+	return sched.Gang{GPUs: p.u64(i*entrySize + offGang).Load(), Order: p.holder(i)}
 }
 
 // Put writes a guest's row; ring wakes its guard. Should another guard have taken the entry meanwhile, that one does not believe it.

@@ -16,6 +16,7 @@ type VGPU struct {
 	Slot     Slot // of its hard cap (Layout); zero: none
 	Contexts int  // channel groups on the graphics engine
 	Pressing bool // of high priority: it has work now, or had a moment ago
+	Gang     Gang // of its GPUs
 	Seen
 }
 
@@ -36,6 +37,7 @@ type State struct {
 	high    precedence
 	turns   turns // beside one
 	crowds  crowds
+	gangs   gangs
 	presses bool                     // it goes before the others
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
@@ -67,6 +69,7 @@ func (s State) Lag(vgpu string) time.Duration { return s.lag[vgpu] }
 //   - A vGPU that does pulls it down to what it takes of a round itself, so that all have the same (pull).
 //   - It is never so short that preemptions take more than MaxLoss of the GPU (loss).
 //   - Several groups of one vGPU cost the others no more than one (crowds).
+//   - Turns on several GPUs coincide (gangs).
 //   - A burst that fits into a vGPU's part of a round is not cut in two (slice).
 //   - High priority is apart (press). Hard caps are slots, as they came.
 func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Duration) ([]Row, State) {
@@ -88,6 +91,10 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 		r.scale = s.amiss
 		var target time.Duration
 		s.crowds, target = s.crowds.follow(t, r, now-s.mixed >= settleTime, now)
+		if s.gangs = s.gangs.follow(t, c, vgpus, r, now); len(s.gangs.slots) > 0 {
+			s.crowds = crowds{barred: s.crowds.barred}
+		}
+		target = s.gangs.pace(r, target)
 		s.pace = s.pace.follow(target, len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
 		r = r.stretched(max(1, s.crowds.stretch))
 		for i, v := range vgpus {
@@ -96,10 +103,13 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 			if x != nil && x.crowd {
 				rows[i].Slot = s.crowds.slot
 			}
+			if slot, ok := s.gangs.slots[v.ID]; ok {
+				rows[i].Slot = slot
+			}
 		}
 	}
 	if s.presses {
-		s.crowds = crowds{barred: s.crowds.barred}
+		s.crowds, s.gangs = crowds{barred: s.crowds.barred}, gangs{barred: s.gangs.barred}
 	}
 	s.at = now
 	s.set(vgpus, rows, costs, presses != s.presses, now)

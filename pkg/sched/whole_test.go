@@ -36,6 +36,7 @@ type whole struct {
 	press    time.Duration   // when guards look next whether those of high priority have work
 	judged   time.Duration   // when the GPU's load was looked at
 	worked   time.Duration   // GPU time then
+	fixed    time.Duration   // timeslice of all; 0: as decided
 }
 
 // vgpu is a container and the part of its guard that carries rows out.
@@ -43,6 +44,7 @@ type vgpu struct {
 	w       *whole
 	id      string
 	share   sched.Share
+	gang    sched.Gang
 	row     sched.Row
 	groups  []*runlist.TSG
 	off     bool
@@ -154,7 +156,8 @@ func (w *whole) decide() {
 	for _, v := range w.vgpus {
 		slot := layout[v.id]["gpu"]
 		idle := max(200*ms, 2*max(slot.Cycle, v.row.Slot.Cycle))
-		x := sched.VGPU{ID: v.id, Share: v.share, Slot: slot, Contexts: len(v.groups), Pressing: v.pressing, Seen: w.observer.Seen(v.id, idle)}
+		x := sched.VGPU{ID: v.id, Share: v.share, Slot: slot, Contexts: len(v.groups), Pressing: v.pressing, Gang: v.gang,
+			Seen: w.observer.Seen(v.id, idle)}
 		x.Busy = min(x.Busy, len(v.groups))
 		x.Endless = min(x.Endless, x.Busy)
 		seen = append(seen, x)
@@ -166,6 +169,9 @@ func (w *whole) decide() {
 	}
 	w.state = state
 	for i, v := range w.vgpus {
+		if w.fixed > 0 {
+			rows[i] = sched.Row{Slice: w.fixed}
+		}
 		v.apply(rows[i])
 	}
 }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+// Gang says which GPUs a container has, if it has several.
+type Gang struct {
+	GPUs  uint64 // the same number for all containers that have the same GPUs; 0: only one
+	Order uint64 // the container's own, the same on all of its GPUs
+}
+
+// gangs is what is done where all that have work share several GPUs with each other. A program on several GPUs waits on each of them, in
+// kernels that spin, for what it does on the others: a turn on one GPU without the turn on the others is lost. No record tells a kernel that
+// spins from one that computes.
+//
+// So turns are short, as then a wait for the other GPU's turn is. Where all saturate the GPU they have turns by the clock, which all GPUs
+// have in common: a slot each by weight, at the same time on all of their GPUs, as each GPU's arbiter knows by itself.
+type gangs struct {
+	order  []uint64        // of those who have work, in the order of their slots; none: they are no gang
+	full   time.Duration   // since when all saturate; 0: they do not
+	slots  map[string]Slot // none: they take turns by the pace
+	since  time.Duration   // of slots
+	barred time.Duration   // until when there are none
+}
+
+const (
+	// gangTime is for how long all must saturate the GPU before they have slots.
+	gangTime = time.Second
+	// gangBurst is the burst of one that saturates, in slices.
+	gangBurst = 16
+	// gangTurn is the least that a slot is made for, a pause and a resume of which take a millisecond on each GPU.
+	gangTurn = 25 * time.Millisecond
+)
+
+// follow decides who has slots.
+func (old gangs) follow(t Timing, c Card, vgpus []VGPU, r round, now time.Duration) gangs {
+	next := gangs{barred: old.barred}
+	members := r.gang(vgpus)
+	for _, x := range members {
+		next.order = append(next.order, vgpus[x.vgpu].Gang.Order)
+	}
+	if len(members) == 0 || !r.saturates(members) {
+		return next
+	}
+	if next.full = old.full; next.full == 0 || !slices.Equal(old.order, next.order) {
+		next.full = now
+	}
+	if now-next.full < gangTime || now < next.barred {
+		return next
+	}
+	if next.slots, next.since = t.gangSlots(members, vgpus), old.since; len(old.slots) == 0 {
+		next.since = now
+	}
+	return next
+}
+
+// gang is the turns of all that have work, if each of them has the same GPUs, several, and none gives way or has a cap.
+func (r round) gang(vgpus []VGPU) []turn {
+	members := slices.Clone(r.turns)
+	for _, x := range members {
+		if v := vgpus[x.vgpu]; v.Gang.GPUs == 0 || v.Gang.GPUs != vgpus[members[0].vgpu].Gang.GPUs || x.capped || x.gives > 0 {
+			return nil
+		}
+	}
+	if len(members) < 2 {
+		return nil
+	}
+	slices.SortFunc(members, func(x, y turn) int { return cmp.Compare(vgpus[x.vgpu].Gang.Order, vgpus[y.vgpu].Gang.Order) })
+	return members
+}
+
+// saturates reports that none of them blocks, or seldom.
+func (r round) saturates(members []turn) bool {
+	return !slices.ContainsFunc(members, func(x turn) bool {
+		return x.endless < x.groups && x.burst < gangBurst*NativeTimeslice.Seconds()
+	})
+}
+
+// gangSlots is a slot for each, by weight; none: one's would be too short.
+func (t Timing) gangSlots(members []turn, vgpus []VGPU) map[string]Slot {
+	sum, least := 0.0, math.Inf(1)
+	for _, x := range members {
+		sum, least = sum+x.weight, min(least, x.weight)
+	}
+	cycle := min(max(t.Cycle, time.Duration(float64(gangTurn)*sum/least)), maxCycle)
+	slots, at := map[string]Slot{}, 0.0
+	for _, x := range members {
+		start := time.Duration(at / sum * float64(cycle))
+		at += x.weight
+		on := time.Duration(at/sum*float64(cycle)) - start
+		if on < minSlot {
+			return nil
+		}
+		slots[vgpus[x.vgpu].ID] = Slot{Start: start, On: on, Cycle: cycle}
+	}
+	return slots
+}
+
+// pace is the longest that they have while they take turns by it: what the driver has by default, for the smallest weight.
+func (g gangs) pace(r round, target time.Duration) time.Duration {
+	if len(g.order) == 0 {
+		return target
+	}
+	least := math.Inf(1)
+	for _, x := range r.turns {
+		least = min(least, x.weight)
+	}
+	return min(target, time.Duration(float64(NativeTimeslice)/least))
+}
