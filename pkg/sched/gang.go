@@ -19,8 +19,8 @@ type Gang struct {
 // kernels that spin, for what it does on the others: a turn on one GPU without the turn on the others is lost. No record tells a kernel that
 // spins from one that computes.
 //
-// So turns are short, as then a wait for the other GPU's turn is. Where all saturate the GPU they have turns by the clock, which all GPUs
-// have in common: a slot each by weight, at the same time on all of their GPUs, as each GPU's arbiter knows by itself.
+// So turns are short, as then a wait for the other GPU's turn is. Where all saturate the GPU they have turns by the machine's clock: a slot
+// each by weight, at the same time on all of their GPUs. Each GPU's arbiter comes to the same slots by itself.
 type gangs struct {
 	order  []uint64        // of those who have work, in the order of their slots; none: they are no gang
 	full   time.Duration   // since when all saturate; 0: they do not
@@ -31,7 +31,7 @@ type gangs struct {
 
 const (
 	// gangTime is for how long all must saturate the GPU before they have slots.
-	gangTime = time.Second
+	gangTime = habitTime
 	// gangBurst is the burst of one that saturates, in slices.
 	gangBurst = 16
 	// gangTurn is the least that a slot is made for, a pause and a resume of which take a millisecond on each GPU.

@@ -3,10 +3,11 @@
 package sched_test
 
 import (
-	"fmt"
+	"math"
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/sim/runlist"
 )
@@ -71,6 +72,18 @@ func (m *machine) start(share sched.Share, ahead int, steps ...job) *program {
 	}
 	m.programs = append(m.programs, p)
 	return p
+}
+
+func (m *machine) now() time.Duration { return m.gpus[0].gpu.Now() }
+
+// slots counts the vGPUs of a GPU that have one.
+func (w *whole) slots() (n int) {
+	for _, v := range w.vgpus {
+		if v.row.Slot.Cycle > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 func (r *rank) resident() bool { return r.v.w.gpu.Running() == r.group }
@@ -190,7 +203,7 @@ func (w *whole) soon() time.Duration {
 }
 
 func (m *machine) run(until time.Duration) {
-	for now := m.gpus[0].gpu.Now(); now < until; {
+	for now := m.now(); now < until; {
 		next := until
 		for _, w := range m.gpus {
 			next = min(next, max(w.soon(), now)+1) // run ends before what is due at its end
@@ -226,7 +239,7 @@ func (m *machine) rates(d time.Duration) (rates []float64) {
 	for i, p := range m.programs {
 		before[i] = p.ranks[0].ended
 	}
-	m.run(m.gpus[0].gpu.Now() + d)
+	m.run(m.now() + d)
 	for i, p := range m.programs {
 		rates = append(rates, float64(p.ranks[0].ended-before[i])/float64(len(p.steps))/d.Seconds())
 	}
@@ -254,43 +267,153 @@ func (m *machine) ddp(share sched.Share) *program {
 	return m.start(share, 300, ddpSteps()...)
 }
 
-func TestGangExplore(t *testing.T) {
-	type starter func(m *machine, share sched.Share) *program
+// alone is the rate of a program that has all GPUs for itself.
+func alone(begin func(*machine, sched.Share) *program) float64 {
+	m := newMachine(2)
+	begin(m, weight(1))
+	m.run(2 * time.Second)
+	return m.rates(3 * time.Second)[0]
+}
+
+// TestGang: containers that share two GPUs with each other have as much together as one alone, by weight. The GPUs' arbiters do not decide
+// at the same times, and switches on one take 3 us longer than on the other: without slots turns drift apart.
+//
+// That is what they did: two all-reduces had 1 to 98 % of one alone with slices of 35 ms, 35 to 48 % with 2.048 ms, by chance.
+func TestGang(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		f    starter
-	}{{"allreduce", (*machine).allReduce}, {"ddp", (*machine).ddp}} {
-		one := newMachine(2)
-		c.f(one, weight(1))
-		one.run(2 * time.Second)
-		alone := one.rates(4 * time.Second)[0]
-		for off := range 2 {
-			for _, fixed := range []time.Duration{0, 500 * us, 1 * ms, 2048 * us, 5 * ms, 10 * ms, 20 * ms, 35 * ms} {
-				m := newMachine(2)
-				if fixed > 0 {
-					for _, w := range m.gpus {
-						w.fixed = fixed
-					}
+		name    string
+		begin   func(*machine, sched.Share) *program
+		weights []int
+		least   float64
+	}{
+		{"all-reduce", (*machine).allReduce, []int{1, 1}, 97},
+		{"all-reduce", (*machine).allReduce, []int{3, 1}, 97},
+		{"all-reduce", (*machine).allReduce, []int{1, 1, 1, 2}, 95},
+		{"training", (*machine).ddp, []int{1, 1}, 150},
+	} {
+		one, sum := alone(c.begin), 0
+		for _, n := range c.weights {
+			sum += n
+		}
+		for seed := range 3 {
+			m := newMachine(2)
+			m.gpus[1].tick += time.Duration(11*seed) * ms
+			for _, n := range c.weights {
+				c.begin(m, weight(n))
+				m.run(m.now() + time.Duration(7*seed)*ms)
+			}
+			m.run(m.now() + time.Second)
+			all, rates := 0.0, m.rates(4*time.Second)
+			for _, r := range rates {
+				all += r
+			}
+			t.Logf("%s %v: %.1f %% of one alone, %.1f", c.name, c.weights, 100*all/one, rates)
+			if 100*all/one < c.least {
+				t.Errorf("%s %v: %.1f %% of one alone, want %g", c.name, c.weights, 100*all/one, c.least)
+			}
+			for i, r := range rates {
+				if want := float64(c.weights[i]) / float64(sum); math.Abs(r/all-want) > 0.015 {
+					t.Errorf("%s %v: %.1f: one has %.3f, want %.3f", c.name, c.weights, rates, r/all, want)
 				}
-				m.run(time.Duration(off) * 17 * ms)
-				for i, w := range m.gpus {
-					w.run(w.gpu.Now())
-					w.tick += time.Duration(i) * time.Duration(off) * 7 * ms
-				}
-				c.f(m, weight(1))
-				m.run(m.gpus[0].gpu.Now() + time.Duration(off)*700*us)
-				c.f(m, weight(1))
-				m.run(3 * time.Second)
-				two := m.rates(4 * time.Second)
-				spun, on := 0.0, 0.0
-				for _, r := range m.programs[0].ranks {
-					spun += r.spun.Seconds()
-					on += r.spun.Seconds() + r.computed.Seconds()
-				}
-				t.Log(fmt.Sprintf("%s off %d fixed %v: alone %.1f, two %.1f %.1f: %.1f %%, spun %.2f, pace %v %v, load %.2f; slices %v %v", c.name, off, fixed, alone, two[0], two[1],
-					100*(two[0]+two[1])/alone, spun/on, m.gpus[0].state.Pace(), m.gpus[1].state.Pace(), m.gpus[0].gpu.Totals().Load().Seconds()/m.gpus[0].gpu.Now().Seconds(),
-					m.gpus[0].vgpus[0].row, m.gpus[1].vgpus[1].row))
 			}
 		}
+	}
+}
+
+// TestGangBesideOthers: where one on a single GPU has work too, that GPU goes by the pace, and it has what it is entitled to.
+func TestGangBesideOthers(t *testing.T) {
+	m := newMachine(2)
+	m.allReduce(weight(1))
+	m.allReduce(weight(1))
+	m.run(2 * time.Second)
+	if n := m.gpus[0].slots(); n != 2 {
+		t.Fatalf("%d slots, want 2", n)
+	}
+	third := m.gpus[0].add(weight(1)).hog()
+	m.run(m.now() + time.Second)
+	before := third.account().GPUTime
+	m.run(m.now() + 3*time.Second)
+	got := (third.account().GPUTime - before).Seconds() / 3
+	t.Logf("%.3f of the GPU, pace %v", got, m.gpus[0].state.Pace())
+	if got < 0.31 || got > 0.35 || m.gpus[0].slots() > 0 || m.gpus[0].state.Pace() < 5*ms {
+		t.Errorf("a third one has %.3f of the GPU, %d slots, pace %v", got, m.gpus[0].slots(), m.gpus[0].state.Pace())
+	}
+	m.gpus[0].remove(third)
+	if m.run(m.now() + time.Second); m.gpus[0].slots() != 2 {
+		t.Errorf("%d slots when it is gone, want 2", m.gpus[0].slots())
+	}
+}
+
+// TestGangThatWaits: one that waits for each kernel is no gang's that saturates: nobody is off for others, and it has its part.
+func TestGangThatWaits(t *testing.T) {
+	m := newMachine(2)
+	m.allReduce(weight(1))
+	m.allReduce(weight(1))
+	m.run(2 * time.Second)
+	loop := m.start(weight(1), 1, job{cpu: think, gpu: ms})
+	m.run(m.now() + time.Second)
+	before := loop.ranks[0].computed
+	m.run(m.now() + 3*time.Second)
+	got := (loop.ranks[0].computed - before).Seconds() / 3
+	t.Logf("%.3f of the GPU, pace %v", got, m.gpus[0].state.Pace())
+	if got < 0.25 || m.gpus[0].slots() > 0 {
+		t.Errorf("a loop has %.3f of the GPU beside two, %d slots", got, m.gpus[0].slots())
+	}
+}
+
+// TestGangThatRests: where the GPU rests in slots there are none for a minute, and not where nobody tells its load.
+func TestGangThatRests(t *testing.T) {
+	m := newMachine(2)
+	rests := []job{{cpu: 50 * ms, gpu: 60 * ms}}
+	m.start(weight(1), 1, rests...)
+	m.start(weight(1), 1, rests...)
+	slots, last := 0, time.Duration(0)
+	for m.now() < 10*time.Second {
+		m.run(m.now() + 20*ms)
+		if m.gpus[0].slots() > 0 {
+			slots, last = slots+1, m.now()
+		}
+	}
+	t.Logf("slots in %d of 500 looks, last at %v", slots, last)
+	if slots == 0 || last > 3*time.Second {
+		t.Errorf("slots in %d of 500 looks, last at %v", slots, last)
+	}
+}
+
+// TestGangsAgree: the arbiters of two GPUs, which name and order vGPUs in other ways, give the same slots; and a gang is only of those with
+// the same GPUs, without caps, of one priority.
+func TestGangsAgree(t *testing.T) {
+	timing, card := sched.DefaultTiming(), cardOf(sched.PolicyWeight, 64)
+	decide := func(vgpus ...sched.VGPU) []sched.Row {
+		var s sched.State
+		var rows []sched.Row
+		for now := sched.Tick; now < 2*time.Second; now += sched.Tick {
+			rows, s = timing.Decide(card, vgpus, sched.H200Costs(), s, now)
+		}
+		return rows
+	}
+	member := func(id string, order uint64, weights int) sched.VGPU {
+		return sched.VGPU{ID: id, Share: weight(weights), Contexts: 1, Seen: sched.Unseen(1), Gang: sched.Gang{GPUs: 5, Order: order}}
+	}
+	here, there := decide(member("a", 2, 3), member("b", 7, 1)), decide(member("x", 7, 1), member("y", 2, 3))
+	want := []sched.Slot{{On: 75 * ms, Cycle: 100 * ms}, {Start: 75 * ms, On: 25 * ms, Cycle: 100 * ms}}
+	if here[0].Slot != want[0] || here[1].Slot != want[1] || there[1].Slot != want[0] || there[0].Slot != want[1] {
+		t.Errorf("slots %+v, and on the other GPU %+v", here, there)
+	}
+	for what, other := range map[string]func(*sched.VGPU){
+		"other GPUs":  func(v *sched.VGPU) { v.Gang.GPUs = 6 },
+		"one GPU":     func(v *sched.VGPU) { v.Gang.GPUs = 0 },
+		"a cap":       func(v *sched.VGPU) { v.Slot = sched.Slot{On: 30 * ms, Cycle: 100 * ms} },
+		"best effort": func(v *sched.VGPU) { v.Priority = quota.PriorityBestEffort },
+		"high":        func(v *sched.VGPU) { v.Priority = quota.PriorityHigh },
+	} {
+		x := member("b", 7, 1)
+		other(&x)
+		if rows := decide(member("a", 2, 1), x); rows[0].Slot.Cycle > 0 || rows[1].Slot != x.Slot && what != "high" {
+			t.Errorf("%s: slots %+v", what, rows)
+		}
+	}
+	if rows := decide(member("a", 2, 1), member("b", 7, 200)); rows[0].Slot.Cycle > 0 {
+		t.Errorf("a slot of less than 5 ms: %+v", rows[0])
 	}
 }

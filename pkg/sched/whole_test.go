@@ -36,7 +36,6 @@ type whole struct {
 	press    time.Duration   // when guards look next whether those of high priority have work
 	judged   time.Duration   // when the GPU's load was looked at
 	worked   time.Duration   // GPU time then
-	fixed    time.Duration   // timeslice of all; 0: as decided
 }
 
 // vgpu is a container and the part of its guard that carries rows out.
@@ -169,9 +168,6 @@ func (w *whole) decide() {
 	}
 	w.state = state
 	for i, v := range w.vgpus {
-		if w.fixed > 0 {
-			rows[i] = sched.Row{Slice: w.fixed}
-		}
 		v.apply(rows[i])
 	}
 }
