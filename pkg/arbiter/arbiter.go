@@ -422,7 +422,7 @@ func (a *Arbiter) say(card sched.Card, vgpus []sched.VGPU, rows []sched.Row, now
 	for i, x := range vgpus {
 		g, v := &a.guests[i], a.vgpus[x.ID]
 		said := sched.Verdict{Row: rows[i], At: now, Until: until, Adopted: g.Adopted, Busy: x.Busy, Exact: a.Source != nil,
-			Look: x.Priority == quota.PriorityHigh && x.Contexts > 0 && yielding > 0}
+			Look: x.Priority == quota.PriorityHigh && x.Contexts > 0 && yielding > 0, Gang: a.state.Ganged() && rows[i].Slot.Cycle > 0}
 		said.Account = a.book(g, v, parts[i], now, busy, x)
 		said.Lately, said.Entitled = permille(v.lately), permille(v.should)
 		said.Open = a.observer.Open(g.ID, a.clock.gpu(now))
@@ -434,7 +434,8 @@ func (a *Arbiter) say(card sched.Card, vgpus []sched.VGPU, rows []sched.Row, now
 
 // same reports that a guard need not be woken.
 func same(x, y *sched.Verdict) bool {
-	return x.Row == y.Row && x.Adopted == y.Adopted && (x.Busy > 0) == (y.Busy > 0) && x.Exact == y.Exact && x.Look == y.Look
+	return x.Row == y.Row && x.Adopted == y.Adopted && (x.Busy > 0) == (y.Busy > 0) && x.Exact == y.Exact && x.Look == y.Look &&
+		x.Gang == y.Gang
 }
 
 // book brings the account of a vGPU up to date.

@@ -6,18 +6,22 @@ import (
 	"hash/fnv"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// gang is the same number for all containers that have the same GPUs; 0: only one.
+// gang is the same number for all containers that share the same GPUs; 0: less than two.
 func gang(gpus []guardcfg.GPU) uint64 {
-	if len(gpus) < 2 {
-		return 0
-	}
 	var uuids []string
 	for _, g := range gpus {
-		uuids = append(uuids, filepath.Base(g.UUID))
+		if !g.Native {
+			uuids = append(uuids, filepath.Base(g.UUID))
+		}
+	}
+	if len(uuids) < 2 {
+		return 0
 	}
 	slices.Sort(uuids)
 	h := fnv.New64a()
@@ -25,4 +29,19 @@ func gang(gpus []guardcfg.GPU) uint64 {
 		_, _ = h.Write([]byte(uuid + "\n"))
 	}
 	return max(h.Sum64(), 1)
+}
+
+// agree has slots that are for all of the container's GPUs kept, if its rows are the same.
+func (s *Scheduler) agree(now time.Duration) {
+	if len(s.gpus) < 2 {
+		return
+	}
+	var parts []*sched.Local
+	for _, x := range s.gpus {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.receiveRow()
+		parts = append(parts, x.local)
+	}
+	sched.Agree(parts, now)
 }

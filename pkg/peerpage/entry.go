@@ -80,7 +80,7 @@ func bit(b bool) uint64 {
 func wordsOf(r *sched.Verdict, holder uint64) [rowWords]uint64 {
 	return [rowWords]uint64{holder,
 		uint64(r.Slice), uint64(r.Slot.Start), uint64(r.Slot.On), uint64(r.Slot.Cycle),
-		uint64(r.At), uint64(r.Until), uint64(r.Adopted), uint64(r.Busy), bit(r.Exact), bit(r.Look),
+		uint64(r.At), uint64(r.Until), uint64(r.Adopted), uint64(r.Busy), bit(r.Exact), bit(r.Look) | bit(r.Gang)<<1,
 		uint64(r.Lately), uint64(r.Entitled),
 		uint64(r.UpTo), uint64(r.GPUTime), uint64(r.Waiting), uint64(r.Granted), r.Switches, r.Preemptions,
 		bit(r.On), uint64(r.Since), uint64(r.PID), uint64(r.Context), bit(r.Resting), uint64(r.Open)}
@@ -89,7 +89,8 @@ func wordsOf(r *sched.Verdict, holder uint64) [rowWords]uint64 {
 func rowOf(w *[rowWords]uint64) (v sched.Verdict) {
 	v.Slice, v.Slot = time.Duration(min(w[1], uint64(time.Minute))), slotOf(w[2:5])
 	v.At, v.Until, v.Adopted = time.Duration(w[5]), time.Duration(w[6]), time.Duration(w[7])
-	v.Busy, v.Exact, v.Look = within(w[8], 0, maxContexts), w[9] != 0, w[10] != 0
+	v.Busy, v.Exact, v.Look = within(w[8], 0, maxContexts), w[9] != 0, w[10]&1 != 0
+	v.Gang = w[10]&2 != 0 // only of guards that say which GPUs they have
 	v.Lately = sched.Permille(within(w[11], 0, uint64(sched.Whole)))
 	v.Entitled = sched.Permille(within(w[12], 0, uint64(sched.Whole)))
 	v.UpTo, v.GPUTime, v.Waiting, v.Granted = time.Duration(w[13]), time.Duration(w[14]), time.Duration(w[15]), time.Duration(w[16])

@@ -20,7 +20,8 @@ type Gang struct {
 // spins from one that computes.
 //
 // So turns are short, as then a wait for the other GPU's turn is. Where all saturate the GPU they have turns by the machine's clock: a slot
-// each by weight, at the same time on all of their GPUs. Each GPU's arbiter comes to the same slots by itself.
+// each by weight, at the same time on all of their GPUs. Each GPU's arbiter comes to the same slots by itself; where one does not, for
+// others have work on its GPU or somebody leaves it idle, slots are kept on none (Agree), and the pace is what it would be without.
 type gangs struct {
 	order  []uint64        // of those who have work, in the order of their slots; none: they are no gang
 	full   time.Duration   // since when all saturate; 0: they do not
@@ -28,6 +29,9 @@ type gangs struct {
 	since  time.Duration   // of slots
 	barred time.Duration   // until when there are none
 }
+
+// Ganged reports that the slots of the rows are for all of a vGPU's GPUs, or for none.
+func (s State) Ganged() bool { return len(s.gangs.slots) > 0 }
 
 const (
 	// gangTime is for how long all must saturate the GPU before they have slots.
@@ -112,4 +116,23 @@ func (g gangs) pace(r round, target time.Duration) time.Duration {
 		least = min(least, x.weight)
 	}
 	return min(target, time.Duration(float64(NativeTimeslice)/least))
+}
+
+// Agree is told of a vGPU's parts on all of its GPUs. Gangs' slots are kept where they are the same on all on which it has work.
+func Agree(parts []*Local, now time.Duration) (agreed bool) {
+	var slots []Slot
+	for _, l := range parts {
+		if l.row.Busy > 0 && l.Ruled(now) {
+			slot := l.row.Slot
+			if !l.row.Gang {
+				slot = Slot{}
+			}
+			slots = append(slots, slot)
+		}
+	}
+	agreed = len(slices.Compact(slots)) == 1
+	for _, l := range parts {
+		l.agreed = agreed
+	}
+	return agreed
 }

@@ -202,6 +202,24 @@ func (w *whole) soon() time.Duration {
 	return next
 }
 
+// agree is what a container's guard does with the rows of its GPUs.
+func (p *program) agree() {
+	parts := make([]*sched.Local, len(p.ranks))
+	for i, r := range p.ranks {
+		v := r.v
+		parts[i] = sched.NewLocal(v.w.timing, v.w.card)
+		busy := v.w.observer.Seen(v.id, max(200*ms, 2*v.row.Slot.Cycle)).Busy
+		parts[i].Take(sched.Verdict{Row: v.row, Until: never, Busy: busy, Gang: v.w.state.Ganged() && v.row.Slot.Cycle > 0})
+	}
+	apart := !sched.Agree(parts, 0)
+	for _, r := range p.ranks {
+		if r.v.apart != apart {
+			r.v.apart = apart
+			r.v.duty()
+		}
+	}
+}
+
 func (m *machine) run(until time.Duration) {
 	for now := m.now(); now < until; {
 		next := until
@@ -222,6 +240,9 @@ func (m *machine) run(until time.Duration) {
 		}
 		for _, w := range m.gpus {
 			w.run(next)
+		}
+		for _, p := range m.programs {
+			p.agree()
 		}
 		for i, p := range m.programs {
 			p.elapse(next-now, state[i].together, state[i].resident)

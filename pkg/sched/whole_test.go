@@ -44,6 +44,7 @@ type vgpu struct {
 	id      string
 	share   sched.Share
 	gang    sched.Gang
+	apart   bool // its slots are not the same on all of its GPUs
 	row     sched.Row
 	groups  []*runlist.TSG
 	off     bool
@@ -204,7 +205,7 @@ func (v *vgpu) duty() {
 		return
 	}
 	now, off := v.w.gpu.Now(), false
-	if v.row.Slot.Cycle > 0 {
+	if v.row.Slot.Cycle > 0 && !v.apart {
 		var on bool
 		on, v.edge = v.row.Slot.Phase(now)
 		off = !on
