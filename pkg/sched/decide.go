@@ -91,10 +91,7 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 		r.scale = s.amiss
 		var target time.Duration
 		s.crowds, target = s.crowds.follow(t, r, now-s.mixed >= settleTime, now)
-		if s.gangs = s.gangs.follow(t, c, vgpus, r, now); len(s.gangs.slots) > 0 {
-			s.crowds = crowds{barred: s.crowds.barred}
-		}
-		target = s.gangs.pace(r, target)
+		target = s.gang(t, vgpus, r, target, now)
 		s.pace = s.pace.follow(target, len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
 		r = r.stretched(max(1, s.crowds.stretch))
 		for i, v := range vgpus {
@@ -103,10 +100,8 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 			if x != nil && x.crowd {
 				rows[i].Slot = s.crowds.slot
 			}
-			if slot, ok := s.gangs.slots[v.ID]; ok {
-				rows[i].Slot = slot
-			}
 		}
+		s.gangs.place(vgpus, rows)
 	}
 	if s.presses {
 		s.crowds, s.gangs = crowds{barred: s.crowds.barred}, gangs{barred: s.gangs.barred}

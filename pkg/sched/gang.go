@@ -43,7 +43,7 @@ const (
 )
 
 // follow decides who has slots.
-func (old gangs) follow(t Timing, c Card, vgpus []VGPU, r round, now time.Duration) gangs {
+func (old gangs) follow(t Timing, vgpus []VGPU, r round, now time.Duration) gangs {
 	next := gangs{barred: old.barred}
 	members := r.gang(vgpus)
 	for _, x := range members {
@@ -106,10 +106,22 @@ func (t Timing) gangSlots(members []turn, vgpus []VGPU) map[string]Slot {
 	return slots
 }
 
-// pace is the longest that they have while they take turns by it: what the driver has by default, for the smallest weight.
-func (g gangs) pace(r round, target time.Duration) time.Duration {
-	if len(g.order) == 0 {
+// place puts their slots into rows.
+func (g gangs) place(vgpus []VGPU, rows []Row) {
+	for i, v := range vgpus {
+		if slot, ok := g.slots[v.ID]; ok {
+			rows[i].Slot = slot
+		}
+	}
+}
+
+// gang decides about gangs, and what the target for the pace is then: what the driver has by default, for the smallest weight.
+func (s *State) gang(t Timing, vgpus []VGPU, r round, target, now time.Duration) time.Duration {
+	if s.gangs = s.gangs.follow(t, vgpus, r, now); len(s.gangs.order) == 0 {
 		return target
+	}
+	if s.Ganged() {
+		s.crowds = crowds{barred: s.crowds.barred}
 	}
 	least := math.Inf(1)
 	for _, x := range r.turns {
