@@ -16,8 +16,8 @@ type Gang struct {
 }
 
 // gangs is what is done where all that have work share several GPUs with each other. A program on several GPUs waits on each of them, in
-// kernels that spin, for what it does on the others: a turn on one GPU without the turn on the others is lost. No record tells a kernel that
-// spins from one that computes.
+// kernels that spin, for what it does on the others: a turn on one GPU without the turn on the others is lost. No record tells a kernel
+// that spins from one that computes.
 //
 // So turns are short, as then a wait for the other GPU's turn is. Where all saturate the GPU they have turns by the machine's clock: a slot
 // each by weight, at the same time on all of their GPUs. Each GPU's arbiter comes to the same slots by itself; where one does not, for
