@@ -309,10 +309,15 @@ func (a *Arbiter) samples(key, otherwise string) ([]sched.Sample, bool) {
 	return samples, err == nil
 }
 
+// kept reports that nobody leaves a gang's slots because another GPU's arbiter says otherwise.
+func (a *Arbiter) kept() bool {
+	return !slices.ContainsFunc(a.guests, func(g peerpage.Guest) bool { return a.vgpus[g.ID].said.Gang && !g.Gang.Kept })
+}
+
 // judge looks whether the GPU computes while some of its vGPUs are off for others.
 func (a *Arbiter) judge(now time.Duration) {
 	since, apart := a.state.Apart()
-	if !apart {
+	if !apart || !a.kept() {
 		return
 	}
 	from, to := max(since, a.judged), now-sched.SamplePeriod
@@ -469,6 +474,9 @@ func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.
 // apply has the observer know what is in force from now on.
 func (a *Arbiter) apply(g *peerpage.Guest, v *sched.Verdict) {
 	row := v.Row
+	if v.Gang && !g.Gang.Kept {
+		row.Slot = sched.Slot{} // it is on all the time, so ends of turns tell what they did
+	}
 	if g.Suspended {
 		row.Slot = sched.Slot{Cycle: time.Second} // never on: who is switched out then has not blocked
 	}

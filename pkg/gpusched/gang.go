@@ -28,10 +28,10 @@ func gang(gpus []guardcfg.GPU) uint64 {
 	for _, uuid := range uuids {
 		_, _ = h.Write([]byte(uuid + "\n"))
 	}
-	return max(h.Sum64(), 1)
+	return max(h.Sum64()>>1, 1)
 }
 
-// agree has slots that are for all of the container's GPUs kept, if its rows are the same.
+// agree has slots that are for all of the container's GPUs kept, if its rows are the same, and tells the arbiters.
 func (s *Scheduler) agree(now time.Duration) {
 	if len(s.gpus) < 2 {
 		return
@@ -43,5 +43,10 @@ func (s *Scheduler) agree(now time.Duration) {
 		x.receiveRow()
 		parts = append(parts, x.local)
 	}
-	sched.Agree(parts, now)
+	agreed := sched.Agree(parts, now)
+	for _, x := range s.gpus {
+		if x.page != nil {
+			x.page.TellGang(s.gang, agreed)
+		}
+	}
 }

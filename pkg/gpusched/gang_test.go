@@ -51,13 +51,14 @@ func TestGangSlots(t *testing.T) {
 		gang  [2]bool
 		busy  [2]int
 		off   [2]bool
+		kept  bool
 	}{
-		{"the same", [2]sched.Slot{off, off}, [2]bool{true, true}, [2]int{1, 1}, [2]bool{true, true}},
-		{"none on one", [2]sched.Slot{off, {}}, [2]bool{true, false}, [2]int{1, 1}, [2]bool{}},
-		{"another", [2]sched.Slot{off, other}, [2]bool{true, true}, [2]int{1, 1}, [2]bool{}},
-		{"no work on one", [2]sched.Slot{off, {}}, [2]bool{true, false}, [2]int{1, 0}, [2]bool{true, false}},
-		{"no gang's", [2]sched.Slot{off, {}}, [2]bool{}, [2]int{1, 1}, [2]bool{true, false}},
-		{"beside no gang's", [2]sched.Slot{off, off}, [2]bool{true, false}, [2]int{1, 1}, [2]bool{false, true}},
+		{"the same", [2]sched.Slot{off, off}, [2]bool{true, true}, [2]int{1, 1}, [2]bool{true, true}, true},
+		{"none on one", [2]sched.Slot{off, {}}, [2]bool{true, false}, [2]int{1, 1}, [2]bool{}, false},
+		{"another", [2]sched.Slot{off, other}, [2]bool{true, true}, [2]int{1, 1}, [2]bool{}, false},
+		{"no work on one", [2]sched.Slot{off, {}}, [2]bool{true, false}, [2]int{1, 0}, [2]bool{true, false}, true},
+		{"no gang's", [2]sched.Slot{off, {}}, [2]bool{}, [2]int{1, 1}, [2]bool{true, false}, true},
+		{"beside no gang's", [2]sched.Slot{off, off}, [2]bool{true, false}, [2]int{1, 1}, [2]bool{false, true}, false},
 	} {
 		for i, uuid := range []string{"GPU-0", "GPU-1"} {
 			p, err := peerpage.Open(c.Config.RunDir, uuid)
@@ -73,6 +74,16 @@ func TestGangSlots(t *testing.T) {
 			p.Close()
 		}
 		c.agree(c.Now())
+		for _, uuid := range []string{"GPU-0", "GPU-1"} {
+			p, err := peerpage.Open(c.Config.RunDir, uuid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if g := p.Guests(nil)[0].Gang; g.Kept != test.kept {
+				t.Errorf("%s: the arbiter of %s is told %+v", test.what, uuid, g)
+			}
+			p.Close()
+		}
 		for i, x := range c.gpus {
 			if got, _ := x.wanted(c.Now()); got != test.off[i] {
 				t.Errorf("%s: off on GPU %d: %v, want %v", test.what, i, got, test.off[i])

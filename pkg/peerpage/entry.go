@@ -159,6 +159,7 @@ func (p *Page) Guests(before []Guest) (list []Guest) {
 			continue
 		case was != nil && was.Version == n:
 			list = append(list, *was)
+			list[len(list)-1].Gang = p.gang(i)
 			continue
 		}
 		var w [guardWords]uint64
@@ -173,7 +174,8 @@ func (p *Page) Guests(before []Guest) (list []Guest) {
 
 // gang is which GPUs the container of an entry has. Its guard is one process for all of them.
 func (p *Page) gang(i int) sched.Gang {
-	return sched.Gang{GPUs: p.u64(i*entrySize + offGang).Load(), Order: p.holder(i)}
+	w := p.u64(i*entrySize + offGang).Load()
+	return sched.Gang{GPUs: w &^ gangKept, Order: p.holder(i), Kept: w&gangKept != 0}
 }
 
 // Put writes a guest's row; ring wakes its guard. Should another guard have taken the entry meanwhile, that one does not believe it.

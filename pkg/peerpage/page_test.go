@@ -82,11 +82,17 @@ func TestPage(t *testing.T) {
 		t.Fatalf("places %d and %d, %d live", a.Place(), b.Place(), arbiter.Living())
 	}
 	want := someGuard(3)
-	b.TellGang(4711)
+	b.TellGang(4711, false)
 	b.Tell(want)
 	guests := arbiter.Guests(nil)
 	if g := guests[0].Gang; g.GPUs != 4711 || g.Order == 0 {
 		t.Errorf("gang %+v", g)
+	}
+	for _, kept := range []bool{true, false} {
+		b.TellGang(4711, kept)
+		if g := arbiter.Guests(guests)[0].Gang; g.GPUs != 4711 || g.Kept != kept {
+			t.Errorf("gang %+v, kept %v", g, kept)
+		}
 	}
 	if len(guests) != 1 || !reflect.DeepEqual(guests[0].Guard, want) || guests[0].Place != b.Place() {
 		t.Fatalf("%+v, want %+v", guests, want)

@@ -46,17 +46,13 @@ func (s State) Apart() (since time.Duration, ok bool) {
 // records, so whether it leaves the GPU idle while the others are off is seen only when it is tried. Where more is lost by that than by
 // what MaxLoss stands for, all are on together for a while.
 func (t Timing) Judge(s State, load float64, now time.Duration) State {
-	barred := now + crowdBar
 	switch {
-	case load >= 1-lossToAll*t.MaxLoss:
-		return s
+	case s.Ganged():
+		s.gangs = s.gangs.judge(load, now)
 	case load < 0:
-		barred = math.MaxInt64
-	}
-	if len(s.gangs.slots) > 0 {
-		s.gangs = gangs{barred: barred}
-	} else {
-		s.crowds = crowds{barred: barred}
+		s.crowds = crowds{barred: math.MaxInt64}
+	case load < 1-lossToAll*t.MaxLoss:
+		s.crowds = crowds{barred: now + crowdBar}
 	}
 	return s
 }

@@ -104,7 +104,7 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 		s.gangs.place(vgpus, rows)
 	}
 	if s.presses {
-		s.crowds, s.gangs = crowds{barred: s.crowds.barred}, gangs{barred: s.gangs.barred}
+		s.crowds, s.gangs = crowds{barred: s.crowds.barred}, gangs{barred: s.gangs.barred, bar: s.gangs.bar}
 	}
 	s.at = now
 	s.set(vgpus, rows, costs, presses != s.presses, now)

@@ -13,6 +13,7 @@ import (
 type Gang struct {
 	GPUs  uint64 // the same number for all containers that have the same GPUs; 0: only one
 	Order uint64 // the container's own, the same on all of its GPUs
+	Kept  bool   // it keeps a gang's slots: its rows do not differ in them
 }
 
 // gangs is what is done where all that have work share several GPUs with each other. A program on several GPUs waits on each of them, in
@@ -28,6 +29,7 @@ type gangs struct {
 	slots  map[string]Slot // none: they take turns by the pace
 	since  time.Duration   // of slots
 	barred time.Duration   // until when there are none
+	bar    time.Duration   // for how long there were none the last time
 }
 
 // Ganged reports that the slots of the rows are for all of a vGPU's GPUs, or for none.
@@ -40,11 +42,15 @@ const (
 	gangBurst = 16
 	// gangTurn is the least that a slot is made for, a pause and a resume of which take a millisecond on each GPU.
 	gangTurn = 25 * time.Millisecond
+	// gangLoad is the least load in slots: by the pace a preemption of 0.19 ms is lost in each slice.
+	gangLoad = 0.915
+	// gangBar is for how long there are no slots where it was less; twice as long each time, up to crowdBar.
+	gangBar = 8 * time.Second
 )
 
 // follow decides who has slots.
 func (old gangs) follow(t Timing, vgpus []VGPU, r round, now time.Duration) gangs {
-	next := gangs{barred: old.barred}
+	next := gangs{barred: old.barred, bar: old.bar}
 	members := r.gang(vgpus)
 	for _, x := range members {
 		next.order = append(next.order, vgpus[x.vgpu].Gang.Order)
@@ -84,6 +90,19 @@ func (r round) saturates(members []turn) bool {
 	return !slices.ContainsFunc(members, func(x turn) bool {
 		return x.endless < x.groups && x.burst < gangBurst*NativeTimeslice.Seconds()
 	})
+}
+
+// judge is Judge of slots that were kept. All may just have ended their work, so the first time they are soon tried again.
+func (g gangs) judge(load float64, now time.Duration) gangs {
+	switch {
+	case load < 0:
+		return gangs{barred: math.MaxInt64}
+	case load < gangLoad:
+		bar := min(max(gangBar, 2*g.bar), crowdBar)
+		return gangs{barred: now + bar, bar: bar}
+	}
+	g.bar = 0
+	return g
 }
 
 // gangSlots is a slot for each, by weight; none: one's would be too short.

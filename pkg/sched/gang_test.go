@@ -382,22 +382,26 @@ func TestGangThatWaits(t *testing.T) {
 	}
 }
 
-// TestGangThatRests: where the GPU rests in slots there are none for a minute, and not where nobody tells its load.
+// TestGangThatRests: where the GPU rests in slots there are none for 8 s, then for 16, 32 and 60.
 func TestGangThatRests(t *testing.T) {
 	m := newMachine(2)
 	rests := []job{{cpu: 50 * ms, gpu: 60 * ms}}
 	m.start(weight(1), 1, rests...)
 	m.start(weight(1), 1, rests...)
-	slots, last := 0, time.Duration(0)
-	for m.now() < 10*time.Second {
+	var begun []time.Duration
+	for had := 0; m.now() < 70*time.Second; {
 		m.run(m.now() + 20*ms)
-		if m.gpus[0].slots() > 0 {
-			slots, last = slots+1, m.now()
+		slots := m.gpus[0].slots()
+		if slots > had {
+			begun = append(begun, m.now().Round(time.Second))
+		}
+		if had = slots; len(begun) > 0 && slots > 0 && m.now()-begun[len(begun)-1] > 3*time.Second {
+			t.Fatalf("slots since %v, and at %v still", begun, m.now())
 		}
 	}
-	t.Logf("slots in %d of 500 looks, last at %v", slots, last)
-	if slots == 0 || last > 3*time.Second {
-		t.Errorf("slots in %d of 500 looks, last at %v", slots, last)
+	t.Log(begun)
+	if len(begun) < 3 || len(begun) > 4 {
+		t.Errorf("slots made at %v", begun)
 	}
 }
 

@@ -194,6 +194,9 @@ func (v *vgpu) apply(row sched.Row) {
 		}
 	}
 	v.row = row
+	if v.apart {
+		row.Slot = sched.Slot{}
+	}
 	v.w.observer.Applied(v.id, row, v.w.gpu.Now())
 	v.duty()
 }
