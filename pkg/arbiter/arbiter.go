@@ -325,9 +325,7 @@ func (a *Arbiter) judge(now time.Duration) {
 		return
 	}
 	load := -1.
-	if samples,
-		ok := a.samples("apart",
-		"programs that wait for each kernel have less beside containers with several that do not, those on several GPUs have less"); ok {
+	if samples, ok := a.samples("apart", "containers that would be on one after the other are on together"); ok {
 		gpu := a.clock.gpu(now) - now
 		load = meanLoad(samples, gpu+from, gpu+to)
 	}

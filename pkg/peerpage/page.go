@@ -368,8 +368,8 @@ func (e *Entry) TellChannels(n int) { e.store32(e.at+offChannels, uint32(n)) }
 // gangKept is Gang.Kept, in the word of Gang.GPUs.
 const gangKept = 1 << 63
 
-// TellGang says which GPUs the container shares, before the first Tell, and whether it keeps a gang's slots, whenever that changes. It wakes
-// nobody.
+// TellGang says which GPUs the container shares, before the first Tell, and whether it keeps a gang's slots, whenever that changes. It
+// wakes nobody.
 func (e *Entry) TellGang(gpus uint64, kept bool) {
 	e.store64(e.at+offGang, gpus&^gangKept|bit(kept)*gangKept)
 }
