@@ -379,6 +379,7 @@ func (s *snapshotter) process() {
 	if g.looksAtRoots() { // the next program looks at once
 		p.AuditUntil = unixNano(time.Now().Add(auditTime))
 	}
+	p.Roots = g.settledRoots.state()
 	p.WindowsRest, p.Record = g.windowsRest.Load(), g.lastRecord
 	if g.tallyFile != nil {
 		p.Tally = g.tallyFile.FD()
@@ -416,7 +417,7 @@ func (s *snapshotter) outside() {
 	v := &s.state.Outside
 	for x, clean := range o.clean {
 		if clean {
-			v.Clean = append(v.Clean, handover.Outsider{PID: x.pid, Start: x.start})
+			v.Clean = append(v.Clean, handover.Outsider{PID: x.PID, Start: x.Start})
 		}
 	}
 	slices.SortFunc(v.Clean, func(p, q handover.Outsider) int { return cmp.Compare(p.PID, q.PID) })

@@ -165,6 +165,11 @@ func (s *State) checkProcess(c *checker, gpus int) {
 		c.that(len(p.RM.Devices) == gpus && len(p.RM.Subdevices) == gpus && len(p.BAR1) == gpus, "the guard's RM client has not %d GPUs", gpus)
 		c.that(p.RM.FD > 0 || p.RM.File > 0, "the guard's RM client has no file")
 	}
+	threads := map[int]bool{}
+	for _, x := range p.Roots {
+		c.that(x.TID > 0 && !threads[x.TID], "thread %d in a root alloc", x.TID)
+		threads[x.TID] = true
+	}
 	for _, i := range p.Instances {
 		c.gpu(i, 0, gpus)
 	}
