@@ -106,6 +106,7 @@ func (x *gpuScheduler) joinPage(join func(runDir, uuid string) (*peerpage.Entry,
 		x.s.Log.Error("the arbiter does not hear of this container: its timeslices stay as they are", "err", err)
 		return
 	}
+	p.TellGang(x.s.gang, false)
 	x.mu.Lock()
 	x.page = p
 	if x.setting.Slice > 0 { // of the container's first context

@@ -17,6 +17,7 @@ type VGPU struct {
 	Slot     Slot // of its hard cap (Layout); zero: none
 	Contexts int  // channel groups on the graphics engine
 	Pressing bool // of high priority: it has work now, or had a moment ago
+	Gang     Gang // of its GPUs
 	Seen
 }
 
@@ -37,6 +38,7 @@ type State struct {
 	high    precedence
 	turns   turns // beside one
 	crowds  crowds
+	gangs   gangs
 	presses bool                     // it goes before the others
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
@@ -69,6 +71,7 @@ func (s State) Lag(vgpu string) time.Duration { return s.lag[vgpu] }
 //   - A vGPU that does pulls it down to what it takes of a round itself, so that all have the same (pull).
 //   - It is never so short that preemptions take more than MaxLoss of the GPU (loss).
 //   - Several groups of one vGPU cost the others no more than one (crowds).
+//   - Turns on several GPUs coincide (gangs).
 //   - A burst that fits into a vGPU's part of a round is not cut in two (slice).
 //   - High priority is apart (press). Hard caps are slots, as they came.
 func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Duration) ([]Row, State) {
@@ -99,9 +102,10 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 				rows[i].Slot = s.crowds.slot
 			}
 		}
+		s.gangs.place(vgpus, rows)
 	}
 	if s.presses {
-		s.crowds = crowds{barred: s.crowds.barred}
+		s.crowds, s.gangs = crowds{barred: s.crowds.barred}, gangs{barred: s.gangs.barred, bar: s.gangs.bar}
 	}
 	s.at = now
 	s.set(vgpus, rows, costs, presses != s.presses || len(r.turns) < 2, now)
@@ -123,6 +127,7 @@ func (t Timing) follow(r round, vgpus []VGPU, s *State, atOnce bool, now time.Du
 	if !settled {
 		target = t.worth(r, vgpus, s.pace.value, target)
 	}
+	target = s.gang(t, vgpus, r, target, now)
 	if now >= s.hold || atOnce || len(r.turns) < 2 {
 		s.pace = s.pace.follow(target, r.few(t), len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
 	}

@@ -47,6 +47,8 @@ type vgpu struct {
 	w       *whole
 	id      string
 	share   sched.Share
+	gang    sched.Gang
+	apart   bool // its slots are not the same on all of its GPUs
 	row     sched.Row
 	groups  []*runlist.TSG
 	off     bool
@@ -168,7 +170,8 @@ func (w *whole) decide() {
 	for _, v := range w.vgpus {
 		slot := layout[v.id]["gpu"]
 		idle := max(200*ms, 2*max(slot.Cycle, v.row.Slot.Cycle))
-		x := sched.VGPU{ID: v.id, Share: v.share, Slot: slot, Contexts: len(v.groups), Pressing: v.pressing, Seen: w.observer.Seen(v.id, idle)}
+		x := sched.VGPU{ID: v.id, Share: v.share, Slot: slot, Contexts: len(v.groups), Pressing: v.pressing, Gang: v.gang,
+			Seen: w.observer.Seen(v.id, idle)}
 		x.Busy = min(x.Busy, len(v.groups))
 		x.Endless = min(x.Endless, x.Busy)
 		seen = append(seen, x)
@@ -238,6 +241,9 @@ func (v *vgpu) apply(row sched.Row) {
 		v.wakes = v.w.gpu.Now() + time.Duration(v.w.rnd.ExpFloat64()*float64(wakeTime))
 	}
 	v.row = row
+	if v.apart {
+		row.Slot = sched.Slot{}
+	}
 	v.w.observer.Applied(v.id, row, v.w.gpu.Now())
 	v.duty()
 }
@@ -249,7 +255,7 @@ func (v *vgpu) duty() {
 		return
 	}
 	now, off := v.w.gpu.Now(), false
-	if v.row.Slot.Cycle > 0 {
+	if v.row.Slot.Cycle > 0 && !v.apart {
 		var on bool
 		on, v.edge = v.row.Slot.Phase(now)
 		off = !on
