@@ -44,7 +44,7 @@ var classes = []classRow{
 	{id: 0xfb, name: "NV_MEMORY_FABRIC_IMPORTED_REF", kind: ClassDeny, source: "NV00FB_ALLOCATION_PARAMETERS"},
 	{id: 0xfd, name: "NV_MEMORY_MULTICAST_FABRIC", kind: ClassMulticast, sizes: []since{{0, 40}, {545_000_00, 80}},
 		fd: []since{{0, 32}, {545_000_00, 72}}, source: "NV00FD_ALLOCATION_PARAMETERS"},
-	{id: 0xfe, name: "NV_MEMORY_MAPPER", kind: ClassMapper, sizes: []since{{0, 1}, {550_040_07, 8}, {555_042_02, 24}},
+	{id: 0xfe, name: "NV_MEMORY_MAPPER", kind: ClassMapper, sizes: []since{{0, 1}, {550_000_00, 8}, {555_000_00, 24}},
 		source: "NV_MEMORY_MAPPER_ALLOCATION_PARAMS"},
 	{id: 0x2080, name: "NV20_SUBDEVICE_0", kind: ClassSubdevice, optional: true, sizes: []since{{0, 4}}, source: "NV2080_ALLOC_PARAMETERS"},
 	{id: 0x2081, name: "NV2081_BINAPI", kind: ClassPlain, optional: true, sizes: []since{{0, 4}}, source: "NV2081_ALLOC_PARAMETERS"},
