@@ -57,7 +57,7 @@ cgpu doctor -v 2>&1 | grep -E ' (kernel|seccomp-notify|pidfd-getfd|wait-killable
 try 'memory to the MiB' exact
 try 'work' timeout 60 cgpu run --memory 1GiB -- cgpu-probe work --for 2s
 for name in $(cgpu-probe hostile list | cut -d ' ' -f 1); do
-	case $name in version | toctou* | busy* | bomb* | announce-race) continue ;; esac
+	case $name in version | toctou* | busy* | bomb* | *threads | announce-race | xfer | map-dma) continue ;; esac # by so many calls
 	try "$name" timeout 60 cgpu run --memory 1GiB -- cgpu-probe hostile "$name"
 done
 echo "kernel: $passed passed, $failed failed"

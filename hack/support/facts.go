@@ -115,17 +115,21 @@ var afterGPUs = []section{
 		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
 			says: "the driver's files are in the container, whatever `NVIDIA_DRIVER_CAPABILITIES` says, and the guard knows the classes; " +
 				"nobody has run one; `test/gpu/run.sh graphics` does (not OptiX and NVENC)"},
-		{what: "OpenGL and EGL off screen, NVJPEG", commits: []string{"7e9500c", "1f434b5"}, says: "our programs only (`graphics`)"},
+		{what: "NVJPEG", commits: []string{"7e9500c", "1f434b5"}, says: "our program only (`graphics`)"},
 		{what: "X servers, Wayland, Vulkan's windows", tests: []string{"pkg/spec:TestForeignNames"}, status: refused,
 			says: "they need nvidia-modeset or `/dev/dri`, [which no vGPU gets](internals/graphics.md#nodes-that-no-vgpu-gets)"},
 	}},
 	{"Kernels", "", []fact{
 		{what: "6.18, cgroup v2", commits: []string{"ca35970"}},
 		{what: "6.18, cgroup v1", tests: []string{"test/integration:TestFirstContainer"}, says: "the suite's own machine"},
-		{what: "5.19 to 6.17", status: read, says: "all that is used is there; `cgpu doctor` tries it"},
-		{what: "5.9 to 5.18", status: read, says: "without SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (5.19): signals cut calls off"},
+		{what: "6.12, 6.1, 5.10, cgroup v2", status: simulated, says: "2026-11-28, by hand: Debian's kernels, emulated, under `cgpu run` " +
+			"(`test/kernel.sh`)"},
+		{what: "others from 5.19 to 6.17", status: read, says: "all that must be there is; 6.6 answers trapped calls quicker, 6.9 spares the guard " +
+			"a look-up for each; `cgpu doctor` tries it"},
+		{what: "others from 5.9 to 5.18", status: read, says: "without SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (5.19): signals cut calls off"},
 		{what: "before 5.9", status: refused, says: "no guard; [preload mode](install.md#hosts-without-seccomp-notification) only"},
-		{what: "arm64", status: unknown, says: "packages are built and start under emulation ([packages.md](packages.md)); nothing else"},
+		{what: "arm64", status: simulated, says: "2026-11-28, by hand: Debian's 6.1 for arm64, emulated, with the package's programs under " +
+			"`cgpu run` (`test/kernel.sh`); no engine, no GPU"},
 	}},
 	{"Engines", "", []fact{
 		{what: "Docker 20.10", commits: []string{"ca35970"}, tests: []string{"test/integration:TestInstallDocker"}},
