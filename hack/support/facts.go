@@ -111,7 +111,9 @@ var afterGPUs = []section{
 		{what: "PyTorch 2.11, JAX, cuBLAS, NCCL, torch.compile", commits: []string{"250e6b7", "71b9b7d"}},
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
-		{what: "Vulkan", status: fails, says: "`vkCreateDevice` fails (-3): [why](internals/graphics.md#what-stops-vulkan-and-egl)"},
+		{what: "Vulkan, OpenGL and EGL off screen", status: read,
+			says: "with `graphics = true` alone; a device and a shader worked on an H200 with a " +
+				"guard made for the test ([how](internals/graphics.md#what-they-ask-of-the-driver)), not yet with this one"},
 		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
 			says: "the driver's files are in the container, whatever `NVIDIA_DRIVER_CAPABILITIES` says, and the guard knows the classes; " +
 				"nobody has run one; `test/gpu/run.sh graphics` does (not OptiX and NVENC)"},
@@ -124,8 +126,9 @@ var afterGPUs = []section{
 		{what: "6.18, cgroup v1", tests: []string{"test/integration:TestFirstContainer"}, says: "the suite's own machine"},
 		{what: "6.12, 6.1, 5.10, cgroup v2", status: simulated, says: "2026-11-28, by hand: Debian's kernels, emulated, under `cgpu run` " +
 			"(`test/kernel.sh`)"},
-		{what: "others from 5.19 to 6.17", status: read, says: "all that must be there is; 6.6 answers trapped calls quicker, 6.9 spares the guard " +
-			"a look-up for each; `cgpu doctor` tries it"},
+		{what: "others from 5.19 to 6.17", status: read,
+			says: "all that must be there is; 6.6 answers trapped calls quicker, 6.9 spares the guard " +
+				"a look-up for each; `cgpu doctor` tries it"},
 		{what: "others from 5.9 to 5.18", status: read, says: "without SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (5.19): signals cut calls off"},
 		{what: "before 5.9", status: refused, says: "no guard; [preload mode](install.md#hosts-without-seccomp-notification) only"},
 		{what: "arm64", status: simulated, says: "2026-11-28, by hand: Debian's 6.1 for arm64, emulated, with the package's programs under " +

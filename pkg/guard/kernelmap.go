@@ -89,8 +89,9 @@ func (g *Guard) checkMapper(c *trappedCall) plan {
 	const notification = 4 // bytes
 	if surface.kind != rm.ClassSemaphores || !m.host || m.madeInTask || m.size < notification || m.size > maxSemaphores ||
 		rm.U64(c.params, rm.MapperOffset) > uint64(m.size-notification) {
-		return answer(c.deny(rm.StatusInvalidArgument, "mapper", "denied a memory mapper: it has no semaphore surface, or its notification does not "+
-			"lie in host memory made by RM_ALLOC, or that is too large", "size", m.size, "max", maxSemaphores))
+		return answer(c.deny(rm.StatusInvalidArgument, "mapper",
+			"denied a memory mapper: it has no semaphore surface, or its notification does not "+
+				"lie in host memory made by RM_ALLOC, or that is too large", "size", m.size, "max", maxSemaphores))
 	}
 	o.charge, o.secondCharge = surface.charge, surface.secondCharge
 	rm.PutU32(c.params, rm.MapperQueue, min(rm.U32(c.params, rm.MapperQueue), 1))

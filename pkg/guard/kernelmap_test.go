@@ -223,7 +223,8 @@ func TestMapper(t *testing.T) {
 	for _, x := range []struct {
 		surface, memory uint32
 		offset          uint64
-	}{{0x99, notification, 0}, {semaphores, notification, 0}, {surface, 0x99, 0}, {surface, large, 0}, {surface, task, 0}, {surface, fakeMemory, 0},
+	}{{0x99, notification, 0}, {semaphores, notification, 0}, {surface, 0x99, 0}, {surface, large, 0}, {surface, task, 0},
+		{surface, fakeMemory, 0},
 		{surface, notification, 4093}, {surface, notification, 1<<64 - 1}} {
 		if s, _ := mapperOf(x.surface, x.memory, x.offset); s != rm.StatusInvalidArgument || len(d.calls) != 0 {
 			t.Errorf("%#x: %s, %d driver calls", x, rm.StatusName(s), len(d.calls))

@@ -257,7 +257,7 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 	x := g.account.preemptionOf(c.controlClient(), rm.U32(c.params, rm.PreemptChannel))
 	switch {
 	case flags == 1 && (x.preempts && mode == rm.PreemptModeCILP || x.alone && x.group == nil):
-		return answer(c.status(rm.StatusOK)) // libvulkan asks for a channel of a copy engine, too
+		return answer(c.status(rm.StatusOK)) // Vulkan asks it of a channel of a copy engine, too
 	case flags&1 != 0 && mode != rm.PreemptModeCILP && (mode != rm.PreemptModeCTA || !x.draws) && !x.whole:
 		return answer(c.deny(rm.StatusNotSupported, "cilp", "denied a compute preemption mode other than CILP"))
 	}

@@ -342,7 +342,8 @@ func TestPreemptionUnseen(t *testing.T) {
 	}{
 		{"it runs", func(*modeContainer) {}, []string{"off", "mode 100 1 2", "on"}, false},
 		{"it has no context", func(c *modeContainer) { c.refuse = rm.StatusInvalidState }, []string{"off", "mode 100 1 2", "on"}, false},
-		{"it has one that draws", func(c *modeContainer) { c.refuse = rm.StatusInvalidRequest }, []string{"off", "mode 100 1 2", "on", "off"}, true},
+		{"it has one that draws", func(c *modeContainer) { c.refuse = rm.StatusInvalidRequest },
+			[]string{"off", "mode 100 1 2", "on", "off"}, true},
 		{"it has one that draws where the node allows it", func(c *modeContainer) {
 			c.cfg.Settings.Graphics, c.refuse = true, rm.StatusInvalidRequest
 		}, []string{"off", "mode 100 1 2", "on"}, false},
