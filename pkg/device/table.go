@@ -136,6 +136,8 @@ type Config struct {
 	HMM bool `json:"hmm,omitempty"`
 	// Profiling lets containers read the GPU's hardware counters, which count what neighbours do, too.
 	Profiling bool `json:"profiling,omitempty"`
+	// Graphics lets containers draw (Vulkan, OpenGL): a draw, or a dispatch of such a context, is not interrupted when its time is over.
+	Graphics bool `json:"graphics,omitempty"`
 	// MaxSpill bounds the sum of all containers' spill, SpillReserve is host memory that spilling leaves free.
 	MaxSpill     Part `json:"maxSpill"`
 	SpillReserve Part `json:"spillReserve"`
