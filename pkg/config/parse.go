@@ -52,6 +52,7 @@ type file struct {
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
 	Profiling          *bool     `toml:"profiling"`
+	Keeper             *bool     `toml:"keeper"`
 	MaxSpill           any       `toml:"max_spill"`
 	SpillReserve       any       `toml:"spill_reserve"`
 	MaxHostMemory      any       `toml:"max_host_memory"`
@@ -148,6 +149,9 @@ func (f file) config() (Config, error) {
 	}
 	if f.Profiling != nil {
 		s.Profiling = *f.Profiling
+	}
+	if f.Keeper != nil {
+		s.Keeper = *f.Keeper
 	}
 	if f.AllowUnknownDriver != nil {
 		s.AllowUnknownDriver = *f.AllowUnknownDriver

@@ -136,6 +136,8 @@ type Config struct {
 	HMM bool `json:"hmm,omitempty"`
 	// Profiling lets containers read the GPU's hardware counters, which count what neighbours do, too.
 	Profiling bool `json:"profiling,omitempty"`
+	// Keeper has a guard that is killed replaced by another one.
+	Keeper bool `json:"keeper,omitempty"`
 	// MaxSpill bounds the sum of all containers' spill, SpillReserve is host memory that spilling leaves free.
 	MaxSpill     Part `json:"maxSpill"`
 	SpillReserve Part `json:"spillReserve"`

@@ -124,10 +124,14 @@ type walker struct {
 	before   sim.Snapshot  // what the guard and the neighbour have
 	patience time.Duration // how long books may differ: ends of files and processes are seen a moment later
 	each     int           // so many steps apart the guard is handed over; 0: never
+	booked   *bookTest     // nil: nobody looks at the guard's books
 }
 
-func newWalker(t *testing.T, patience time.Duration) *walker {
+func newWalker(t *testing.T, patience time.Duration, prepare ...func(*rig)) *walker {
 	w := &walker{rig: newRig(t), list: filepath.Join(t.TempDir(), "list"), patience: patience}
+	for _, f := range prepare {
+		f(w.rig)
+	}
 	if _, err := w.guard.guardClient(); err != nil { // else it is made when it is first needed
 		t.Fatal(err)
 	}
@@ -158,6 +162,11 @@ func (w *walker) run(ops []walk.Op) (step int, err error) {
 			step, _ = strconv.Atoi(words[1])
 			if err := w.books(words[2] == "true"); err != nil {
 				return step, err
+			}
+			if w.booked != nil {
+				if err := w.booked.compare(); err != nil {
+					return step, err
+				}
 			}
 			if w.each > 0 && step%w.each == 0 {
 				if err := w.handOver(); err != nil {
