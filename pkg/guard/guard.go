@@ -66,7 +66,8 @@ type Guard struct {
 	rmClient   *rmclient.Client // nil until somebody needs it
 	bar1       []quota.Bytes    // how large each GPU's is; 0: not known. Set with rmClient
 	// oldClients are those of guards that were killed, the last one's first. The driver maps memory for the process only that has made the
-	// client (rm_create_mmap_context), so this guard has one of its own; the windows that they made stay theirs.
+	// client (rm_create_mmap_context), so this guard has one of its own; the windows that they made stay theirs. The account's lock
+	// is held to change it.
 	oldClients []*rmclient.Client
 
 	windowsMu      sync.Mutex   // held while windows that are over are looked at

@@ -342,43 +342,46 @@ func (r *restorer) sum() {
 	r.charges = slices.DeleteFunc(r.charges, func(ch *charge) bool { return ch.handles+ch.references == 0 })
 }
 
-// endOldClients frees what the guard that was killed had in its own RM client, and nobody knows: of calls that were under way, and pages of
-// channels. Clients without windows end.
-func (g *Guard) endOldClients(f *Fallen) {
-	used := map[*rmclient.Client]map[uint32]bool{}
-	g.account.eachWindow(func(w *window) {
-		if used[w.own] == nil {
-			used[w.own] = map[uint32]bool{}
-		}
-		used[w.own][w.handle] = true
-	})
-	if own := f.Process.RM; own != nil && used[g.oldClients[0]] != nil {
-		freeUnknownHandles(g.oldClients[0], f, used[g.oldClients[0]])
+// freeUnknownHandles frees what the guard that was killed had in its own RM client, and nobody knows: of calls that were under way, and pages
+// of channels.
+func (g *Guard) freeUnknownHandles(f *Fallen) {
+	if f.Process.RM == nil {
+		return
 	}
-	g.oldClients = slices.DeleteFunc(g.oldClients, func(c *rmclient.Client) bool {
-		if used[c] != nil {
-			return false
-		}
-		if id := c.State().File; id != 0 {
-			g.driver.CloseFile(id)
-		}
-		c.Close()
-		return true
-	})
-}
-
-func freeUnknownHandles(own *rmclient.Client, f *Fallen, known map[uint32]bool) {
-	last := f.Memory.Handle().Load()
-	known[own.Handle()] = true
+	own, last := g.oldClients[0], f.Memory.Handle().Load()
+	known := map[uint32]bool{own.Handle(): true}
 	for i, device := range f.Process.RM.Devices {
 		known[device], known[f.Process.RM.Subdevices[i]] = true, true
 	}
+	g.account.eachWindow(func(w *window) { known[w.handle] = true })
 	for _, h := range f.Held {
 		_, _ = own.Free(h)
 	}
 	for h := max(rmclient.FirstHandle, last-min(last, newHandles)); h <= last; h++ {
 		if !known[h] {
 			_, _ = own.Free(h)
+		}
+	}
+}
+
+// endOldClients ends RM clients of guards that were killed whose windows are over.
+func (g *Guard) endOldClients() {
+	used := map[*rmclient.Client]bool{}
+	g.account.eachWindow(func(w *window) { used[w.own] = true })
+	var ends []*rmclient.Client
+	g.account.mu.Lock()
+	g.oldClients = slices.DeleteFunc(g.oldClients, func(c *rmclient.Client) bool {
+		if !used[c] {
+			ends = append(ends, c)
+		}
+		return !used[c]
+	})
+	g.account.mu.Unlock()
+	for _, c := range ends {
+		s := c.State()
+		g.books.put(bookRM, uint64(s.Handle), nil)
+		if g.driver.CloseFile(s.File); s.FD > 0 {
+			g.books.close(s.FD)
 		}
 	}
 }

@@ -149,7 +149,8 @@ func (g *Guard) mayGoOn(f *Fallen) error {
 // rise begins where the other guard has stopped. Its memory is let go of when this one's is complete.
 func (g *Guard) rise() {
 	f := g.fallen
-	g.endOldClients(f)
+	g.freeUnknownHandles(f)
+	g.endOldClients()
 	g.closeRights(f.Memory.Rights())
 	var again, ends []*flight
 	for _, x := range f.flights() {

@@ -91,8 +91,6 @@ func (d *mortal) decidable(t Target, call *rm.Call) bool {
 		return !own && client != 0 && handle != 0
 	case rm.EscFree:
 		return rm.U32(o, rm.FreeRoot) != rm.U32(o, rm.FreeObject)
-	case rm.EscShare:
-		return own
 	case rm.EscControl:
 		ctl, known := d.guard.abi.Control(rm.U32(o, rm.ControlCmd))
 		return !own && known && slices.Contains(repeatable, ctl.Kind)
@@ -151,6 +149,9 @@ func (r *rig) fall(d *mortal) error {
 	f.Process.Seccomp, f.Process.Control, f.Process.Sim = 0, 0, 0 // the rig has none
 	r.guard = next
 	next.rise()
+	if _, err := next.guardClient(); err != nil {
+		return err
+	}
 	if len(f.Rooting) > 0 {
 		return errors.New("somebody was making an RM client")
 	}
@@ -227,7 +228,8 @@ func walkFallen(t *testing.T, seed uint64) (fell bool, err error) {
 	var d *mortal
 	w := newWalker(t, walkPatience, func(r *rig) { // before the first worker, which else has no flight
 		d = r.newMortal()
-		if err := errors.Join(letInterrupt(), r.guard.newKeep(nil)); err != nil {
+		_, err := r.guard.guardClient() // as Arm does
+		if err = errors.Join(err, letInterrupt(), r.guard.newKeep(nil)); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -196,6 +196,9 @@ func (w *walker) compare(end bool) error {
 	a.mu.Lock()
 	used, clients, tsgs, channels, objects, zombies := a.gpus[0].used, len(a.clients), a.gpus[0].tsgs, a.gpus[0].channels, a.objects, a.zombies
 	a.mu.Unlock()
+	if !end { // those of guards that have fallen end with their windows
+		s.Clients -= len(w.guard.oldClients)
+	}
 	truth, mapped := int64(card.Used)-int64(neighbourHas), w.mapped()
 	s.Clients, s.Files, s.Objects = s.Clients-w.before.Clients, s.Files-w.before.Files, s.Objects-w.before.Objects
 	groups, inGroups := len(card.TSGs), 0

@@ -280,6 +280,7 @@ func (g *Guard) endWindows() {
 	if g.account.removeGoneWindows() > 0 {
 		g.endWindowsLater()
 	}
+	g.endOldClients()
 }
 
 // endWindowsLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
