@@ -27,6 +27,7 @@ import (
 type mortal struct {
 	*inProcess
 	guard  *Guard
+	any    bool         // also in calls of which nobody can tell what came of them
 	calls  atomic.Int64 // until it dies; below 0: it lives
 	before atomic.Bool  // the driver is not asked any more
 	own    atomic.Bool  // it dies in a call of the guard's own, which has no caller
@@ -36,7 +37,7 @@ type mortal struct {
 
 func (d *mortal) Exec(t Target, call *rm.Call) (e syscall.Errno) {
 	d.stayIfDead()
-	dies := d.own.Load() == (t.PID == 0) && d.decidable(t, call) && d.calls.Add(-1) == 0
+	dies := (d.any || d.own.Load() == (t.PID == 0) && d.decidable(t, call)) && d.calls.Add(-1) == 0
 	if !dies || !d.before.Load() {
 		e = d.inProcess.Exec(t, call)
 	}
@@ -143,6 +144,9 @@ func (r *rig) fall(d *mortal) error {
 	if err != nil {
 		return err
 	}
+	if err := next.mayGoOn(f); err != nil {
+		return fmt.Errorf("%w: %w", errRefused, err)
+	}
 	next.gpuTime.StartRescuer = noRescuer
 	r.t.Cleanup(next.events.Close)
 	next.fallen = f
@@ -152,11 +156,11 @@ func (r *rig) fall(d *mortal) error {
 	if _, err := next.guardClient(); err != nil {
 		return err
 	}
-	if len(f.Rooting) > 0 {
-		return errors.New("somebody was making an RM client")
-	}
 	return nil
 }
+
+// errRefused: nobody goes on.
+var errRefused = errors.New("the container is as without a keeper")
 
 // closeLeft closes the copies of the container's files that the dead guard had for calls under way, as keeper.Left does.
 func (r *rig) closeLeft(f *Fallen) {
@@ -196,7 +200,13 @@ func withSockets(entries map[journal.Key][]byte) {
 
 // TestWalkFallen: a guard is killed at some call of the driver, before that or after, and the next one goes on: what the container does
 // afterwards is charged as it was, and in the end nothing is left.
-func TestWalkFallen(t *testing.T) {
+func TestWalkFallen(t *testing.T) { walkFalls(t, false) }
+
+// TestWalkEnded: a guard is killed at any call, also where nobody can tell what came of it, as a program may wish that has found out how to
+// have its guard killed. Who made the call is ended then, and nothing of his is left, neither with the driver nor in the account.
+func TestWalkEnded(t *testing.T) { walkFalls(t, true) }
+
+func walkFalls(t *testing.T, any bool) {
 	seed, limit := uint64(time.Now().UnixNano()), 20*time.Second
 	if d, err := time.ParseDuration(os.Getenv(walkForEnv)); err == nil {
 		limit = d
@@ -207,27 +217,30 @@ func TestWalkFallen(t *testing.T) {
 	if n, err := strconv.ParseUint(os.Getenv(walkEnv), 0, 64); err == nil {
 		seed = n
 	}
-	falls := 0
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); seed++ {
-		fell, err := walkFallen(t, seed)
-		if err != nil {
+	falls, ended, refused := 0, 0, 0
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline) || falls == 0; seed++ {
+		fell, killed, err := walkFallen(t, seed, any)
+		switch {
+		case errors.Is(err, errRefused):
+			refused++
+		case err != nil:
 			t.Fatalf("seed %#x: %v", seed, err)
+		case killed:
+			ended++
 		}
 		if fell {
 			falls++
 		}
 	}
-	t.Logf("%d guards fell", falls)
-	if falls == 0 {
-		t.Error("no guard fell")
-	}
+	t.Logf("%d guards fell; %d times a process was ended, %d times nobody went on", falls, ended, refused)
 }
 
-func walkFallen(t *testing.T, seed uint64) (fell bool, err error) {
+func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err error) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	var d *mortal
 	w := newWalker(t, walkPatience, func(r *rig) { // before the first worker, which else has no flight
 		d = r.newMortal()
+		d.any = any
 		_, err := r.guard.guardClient() // as Arm does
 		if err = errors.Join(err, letInterrupt(), r.guard.newKeep(nil)); err != nil {
 			t.Fatal(err)
@@ -236,17 +249,28 @@ func walkFallen(t *testing.T, seed uint64) (fell bool, err error) {
 	done := make(chan error, 1)
 	go func() {
 		<-d.died
-		done <- w.fall(d)
+		w.unnamed = 3 // a call of each process
+		err := w.fall(d)
+		if done <- err; err != nil {
+			w.c.kill() // its calls wait for a guard
+		}
 	}()
 	d.before.Store(random.IntN(2) == 0)
 	d.calls.Store(1 + random.Int64N(400))
-	if d.own.Store(random.IntN(2) == 0); d.own.Load() { // there are fewer
+	if d.own.Store(random.IntN(2) == 0); d.own.Load() && !any { // there are fewer
 		d.calls.Store(1 + random.Int64N(60))
 	}
 	ops := walk.Generate(seed, walk.Kind{Steps: walkSteps / 4, Procs: 3, Limit: uint64(testLimit)})
 	step, err := w.run(ops)
 	if fell = d.dead.Load(); fell {
-		err = errors.Join(<-done, err)
+		fall := <-done
+		if killed = w.guard.stats.processesKilled.Load() > 0; killed || fall != nil {
+			err = fall // the list came to no end
+		}
+	}
+	if killed && err == nil {
+		w.c.kill()
+		err = w.books(true)
 	}
 	if err == nil {
 		err = w.over()
@@ -254,5 +278,5 @@ func walkFallen(t *testing.T, seed uint64) (fell bool, err error) {
 	if err != nil {
 		err = fmt.Errorf("step %d, fell %v, before the driver %v, in a call of its own %v: %w", step, fell, d.before.Load(), d.own.Load(), err)
 	}
-	return fell, err
+	return fell, killed, err
 }

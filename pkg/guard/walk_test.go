@@ -125,6 +125,7 @@ type walker struct {
 	patience time.Duration // how long books may differ: ends of files and processes are seen a moment later
 	each     int           // so many steps apart the guard is handed over; 0: never
 	booked   *bookTest     // nil: nobody looks at the guard's books
+	unnamed  int           // files of which a guard that has fallen may have told the driver, and not yet its books
 }
 
 func newWalker(t *testing.T, patience time.Duration, prepare ...func(*rig)) *walker {
@@ -196,6 +197,9 @@ func (w *walker) compare(end bool) error {
 	a.mu.Lock()
 	used, clients, tsgs, channels, objects, zombies := a.gpus[0].used, len(a.clients), a.gpus[0].tsgs, a.gpus[0].channels, a.objects, a.zombies
 	a.mu.Unlock()
+	if end && s.Files <= w.unnamed { // no process has them; a simulated driver's do not close by themselves
+		s.Files = 0
+	}
 	if !end { // those of guards that have fallen end with their windows
 		s.Clients -= len(w.guard.oldClients)
 	}

@@ -88,7 +88,7 @@ func (n *node) guardIs(name string, pid int) error {
 
 // busyAgain is busy, where a program that is ended has another one after it.
 const busyAgain = "while :; do cgpu-probe work --for 24h --windows 200ms || echo FAILED work; done & " +
-	"while :; do why=$(cgpu-probe alloc 1MiB 2>&1) && echo allocated || echo FAILED alloc: $why; done"
+	"while :; do why=$(cgpu-probe alloc 1MiB 2>&1) && echo allocated || echo FAILED alloc: $? $why; done"
 
 // pss is a process' part of the memory that it has, alone or with others.
 func pss(pid int) string {
@@ -106,6 +106,7 @@ func (n *node) startBusy(t *testing.T, number int) (names []string) {
 	for i := range number {
 		name := fmt.Sprint("busy", i)
 		names = append(names, name)
+		_ = os.Remove(n.path("stdout-" + n.id(name))) // of an earlier round
 		n.bundle(t, name, busyAgain, onSecond, "CGPU_MEM=512MiB")
 		must(t, n.runtime("create", "--bundle", n.path(name), n.id(name)))
 		t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id(name)) })
@@ -155,7 +156,7 @@ func TestKeeper(t *testing.T) {
 			must(t, err)
 			failed, told := strings.Count(text, "FAILED"), strings.Count(n.log(r.Nonce), undecided)
 			if ended += told; failed > told {
-				t.Fatalf("%s: %d programs failed, %d were ended:\n%s\n%s", name, failed, told, text, n.logs())
+				t.Fatalf("%s (%s): %d programs failed, %d were ended:\n%s\n%s", name, r.Nonce, failed, told, text, n.logs())
 			}
 			must(t, n.runtime("delete", "--force", n.id(name)))
 		}
