@@ -197,14 +197,14 @@ func (w *walker) compare(end bool) error {
 	a.mu.Lock()
 	used, clients, tsgs, channels, objects, zombies := a.gpus[0].used, len(a.clients), a.gpus[0].tsgs, a.gpus[0].channels, a.objects, a.zombies
 	a.mu.Unlock()
-	if end && s.Files <= w.unnamed { // no process has them; a simulated driver's do not close by themselves
-		s.Files = 0
-	}
 	if !end { // those of guards that have fallen end with their windows
 		s.Clients -= len(w.guard.oldClients)
 	}
 	truth, mapped := int64(card.Used)-int64(neighbourHas), w.mapped()
 	s.Clients, s.Files, s.Objects = s.Clients-w.before.Clients, s.Files-w.before.Files, s.Objects-w.before.Objects
+	if end && s.Files > 0 && s.Files <= w.unnamed { // no process has them; a simulated driver's do not close by themselves
+		s.Files = 0
+	}
 	groups, inGroups := len(card.TSGs), 0
 	for _, g := range card.TSGs {
 		inGroups += g.Channels
