@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
-# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, keeper.sh, peers.sh, bare.sh, the conformance suite, the benchmark
-# (start: what a start costs alone, and where that goes), the measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two
+# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, keeper.sh, peers.sh, bare.sh, the conformance
+# suite, the benchmark (start: what a start costs alone, and where that goes), the measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two
 # GPUs; account: GPU seconds against CUDA's events), exporter.py, soak.sh, graphics.sh, mps-trace.sh, and foreign.sh on the suites in DIR/foreign.tar.xz,
 # which the caller has put there. Logs go to $OUT; where that would be more than 8 files, all but the tables (*.txt) are in one, logs.tar.gz.
 #   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [upgrade] [keeper] [peers] [bare] [conformance] [bench] [start] [micro] [calls] [shares]
