@@ -3,10 +3,12 @@
 package guard
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -116,6 +118,7 @@ func (b *bookTest) tryCompare() error {
 	if g.pendingRoots.Load() > 0 {
 		return busy("a root alloc")
 	}
+	inOrder(g)
 	s, err := g.snapshot()
 	if err != nil {
 		return busy(err.Error())
@@ -124,6 +127,7 @@ func (b *bookTest) tryCompare() error {
 	if err != nil {
 		return err
 	}
+	inOrder(next)
 	again, err := next.snapshot()
 	if err != nil {
 		return err
@@ -147,14 +151,27 @@ func (b *bookTest) tryCompare() error {
 	return nil
 }
 
+// inOrder sorts what has no order.
+func inOrder(g *Guard) {
+	g.account.mu.Lock()
+	defer g.account.mu.Unlock()
+	slices.SortFunc(g.account.loose, func(v, w *window) int { return cmp.Compare(v.handle, w.handle) })
+}
+
 // onlyBooked is what the books are for of a state, as text.
 func onlyBooked(s *handover.State) string {
 	s.Config, s.Tasks, s.Outside, s.Bill, s.GPUTime, s.Rescuer = Config{}, nil, handover.Outside{}, handover.Bill{}, nil, nil
 	s.Managed.Over, s.Managed.Last, s.Managed.CPU = false, 0, 0
 	p := &s.Process
 	p.Listeners, p.Counts, p.Instances, p.Buffers, p.AuditUntil, p.WindowsRest, p.Record = nil, nil, nil, nil, 0, 0, nil
-	if p.RM != nil {
+	if p.RM == nil && len(p.OldRM) > 0 { // it keeps that for the windows
+		p.RM, p.OldRM = &p.OldRM[0], nil
+	}
+	if p.BAR1 = nil; p.RM != nil {
 		p.RM.Next = 0
+	}
+	for i := range s.Account.Windows {
+		s.Account.Windows[i].Own = 0
 	}
 	for i := range s.Account.GPUs {
 		s.Account.GPUs[i].Peak, s.Account.GPUs[i].Denied = 0, 0

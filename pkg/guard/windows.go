@@ -336,10 +336,10 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 		a.countReference(ch, &ch.references, 1)
 		ch.windows++
 	}
+	a.books.note(w) // its address is known by now
 	c := a.clients[client]
 	if c == nil || c.objects[memory] == nil {
 		a.loose = append(a.loose, w)
-		a.books.note(w)
 		return false
 	}
 	o := c.objects[memory]
