@@ -95,6 +95,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		},
 		cancel: func() {
 			g.books.end(w)
+			w.charge = nil // nobody has counted it
 			w.file.close(g.books)
 			g.account.unreserveWindow(w)
 		},
