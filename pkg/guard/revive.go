@@ -342,8 +342,8 @@ func (r *restorer) sum() {
 	r.charges = slices.DeleteFunc(r.charges, func(ch *charge) bool { return ch.handles+ch.references == 0 })
 }
 
-// freeUnknownHandles frees what the guard that was killed had in its own RM client, and nobody knows: of calls that were under way, and pages
-// of channels.
+// freeUnknownHandles frees what the guard that was killed had in its own RM client, and nobody knows: of calls that were under way, and
+// pages of channels.
 func (g *Guard) freeUnknownHandles(f *Fallen) {
 	if f.Process.RM == nil {
 		return
