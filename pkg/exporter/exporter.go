@@ -89,15 +89,14 @@ func (c *Exporter) collect() picture {
 	if p.view, p.err = snapshot.Look(c.RunDir, c.Load, &c.names); p.err != nil {
 		return p
 	}
-	// After the guards were asked, so that it has what they counted then.
-	if p.counted, p.err = tally.Read(c.RunDir); p.err != nil {
-		return p
+	var wg sync.WaitGroup
+	if c.Hardware != nil && p.view.Driver == device.DriverNVIDIA {
+		p.asked = true
+		wg.Go(func() { p.hardware, p.hardwareErr = c.Hardware() })
 	}
 	p.guards = residents(c.root, p.view)
-	if c.Hardware != nil && p.view.Driver == device.DriverNVIDIA {
-		p.hardware, p.hardwareErr = c.Hardware()
-		p.asked = true
-	}
+	p.counted, p.err = tally.Read(c.RunDir) // after the guards were asked, so that it has what they counted then
+	wg.Wait()
 	return p
 }
 

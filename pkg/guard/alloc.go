@@ -83,7 +83,7 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 
 // checkAlloc is for all classes.
 func (g *Guard) checkAlloc(c *trappedCall) plan {
-	if g.isUnseen(c.target(), c.allocClient(), c.allocParent()) {
+	if c.isUnseen(c.target(), c.allocClient(), c.allocParent()) || c.namesUnseen() {
 		return answer(c.denyUnseen())
 	}
 	for _, off := range c.class.ClientHandles {
@@ -93,6 +93,10 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 		}
 	}
 	if !g.roomForObject(c.class.Kind, g.account.gpuOf(c.allocClient(), c.allocParent())) {
+		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many",
+			"class", c.class.Name))
+	}
+	if c.class.ID == classPeerMemory && !g.roomForPeerMemory() {
 		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many",
 			"class", c.class.Name))
 	}
@@ -120,6 +124,20 @@ func (g *Guard) roomForObject(kind rm.ClassKind, gpu int) bool {
 	}
 	g.sweep()
 	return g.account.roomForObject(kind, gpu, tsgs, channels)
+}
+
+// classPeerMemory is NV50_THIRD_PARTY_P2P. libcuda has one for each context, and registers each allocation with it (0x503c0104). The driver
+// keeps some 200 bytes of the host's memory for each pair of such an object and memory, which no cgroup counts.
+const classPeerMemory = 0x503c
+
+// roomForPeerMemory reports that the container may have another: as many as it may have channel groups, of which a context has four.
+func (g *Guard) roomForPeerMemory() bool {
+	most := g.cfg.Settings.MaxTSGs * len(g.cfg.GPUs)
+	if g.account.countClass(classPeerMemory) < most {
+		return true
+	}
+	g.sweep()
+	return g.account.countClass(classPeerMemory) < most
 }
 
 // newObject is the record of the object that a RM_ALLOC would make.

@@ -98,7 +98,7 @@ func (g *Guard) audit() {
 	}
 	var more uncharged
 	for excess, agree := 0, 0; excess < auditExcess; time.Sleep(auditStep) {
-		if m := g.holdsUncharged(a); m.driver > m.guard {
+		if m, _ := g.holdsUncharged(a); m.driver > m.guard {
 			more = m
 			excess++
 		} else if agree++; agree == auditAgree {
@@ -117,21 +117,24 @@ func (g *Guard) audit() {
 type uncharged struct{ driver, guard quota.Bytes }
 
 // holdsUncharged compares once. What is allocated or freed meanwhile is none of it. What a client holds whose process has ended, its file
-// being a child's, is on neither side: else it were room for what was never charged.
-func (g *Guard) holdsUncharged(own *rmclient.Client) (u uncharged) {
+// being a child's, is on neither side: else it were room for what was never charged. So would be what was on a file that was closed
+// unnoticed, which the driver has freed; so that is looked at first. quiet says that no memory came or went between the two accounts.
+func (g *Guard) holdsUncharged(own *rmclient.Client) (u uncharged, quiet bool) {
+	g.startSweep()
 	users := g.gpuUsers()
 	tgids := map[int]bool{}
 	for _, p := range users {
 		tgids[p.tgid] = true
 	}
-	before := g.account.expectedLengths(tgids)
+	changes, before := g.account.memoryChanges(), g.account.expectedLengths(tgids)
 	held, after := g.driverHeld(own, users), g.account.expectedLengths(tgids)
+	quiet = g.account.memoryChanges() == changes
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
-			return uncharged{held[i], seen}
+			return uncharged{held[i], seen}, quiet
 		}
 	}
-	return u
+	return uncharged{}, quiet
 }
 
 // gpuUsers lists the container's processes that can hold device memory: those with clients that the guard knows, and that the driver names.

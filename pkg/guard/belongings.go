@@ -82,7 +82,7 @@ func (g *Guard) findBelongings(over bool) *belongings {
 	}
 	for _, r := range records {
 		if r.GuardPID != 0 {
-			b.guards[outsider{r.GuardPID, r.GuardStart}] = true
+			b.guards[outsider{PID: r.GuardPID, Start: r.GuardStart}] = true
 		}
 		if start, err := ledger.ProcStart(r.InitPID); !over && r.Nonce != g.cfg.Nonce && r.Socket != "" && err == nil && start == r.InitStart {
 			if namespace, ok := mountNamespace(r.InitPID); ok {

@@ -39,6 +39,9 @@ type trappedCall struct {
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
 	executed bool
+	// absent is set when the call names what there is not; roots were let through until then.
+	absent bool
+	roots  int64
 	// locked are the clients whose calls wait for this one.
 	locked callLock
 	// acquired is what the call refers to, whose charges stay until it has ended.

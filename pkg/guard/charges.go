@@ -127,6 +127,13 @@ func (a *account) hasZombies() bool {
 	return a.zombies > 0
 }
 
+// memoryChanges counts handles on device memory that came or went.
+func (a *account) memoryChanges() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.changes
+}
+
 // expectedLengths sums, per GPU, the device memory that the driver should count for some processes: each handle. One below another GPU's
 // device the driver counts nowhere, nor other names of memory.
 func (a *account) expectedLengths(tgids map[int]bool) []quota.Bytes {

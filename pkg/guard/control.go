@@ -59,7 +59,7 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if !g.account.ownsClient(c.controlClient()) {
 		return c.status(rm.StatusInvalidClient)
 	}
-	if g.isUnseen(c.target(), c.controlClient(), c.controlObject()) {
+	if c.isUnseen(c.target(), c.controlClient(), c.controlObject()) {
 		return c.denyUnseen()
 	}
 	c.control = ctl

@@ -47,7 +47,8 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if !ok || gpu == noGPU {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
-	if g.isUnseen(c.target(), client, memory) {
+	// Where a range names no address space it is that of the device.
+	if t := c.target(); c.isUnseen(t, client, memory) || c.isUnseen(t, client, device) || c.isUnseen(t, client, mapper.handle) {
 		return answer(c.denyUnseen())
 	}
 	// Peers map each other's memory by UVM. By this call they could with NVOS46_FLAGS_P2P, which CUDA does not use.
@@ -92,6 +93,11 @@ func (g *Guard) checkUnmapDMA(c *trappedCall) plan {
 	form, ok := g.abi.UnmapDMA(len(o))
 	if !ok {
 		return answer(fail(unix.EINVAL))
+	}
+	for _, handle := range []uint32{rm.U32(o, rm.DMADevice), rm.U32(o, rm.DMAMapper)} {
+		if c.isUnseen(c.target(), rm.U32(o, rm.DMAClient), handle) {
+			return answer(c.denyUnseen())
+		}
 	}
 	if rm.U64(o, form.Length) != 0 && !g.account.roomForDMA() { // a part: one mapping becomes two
 		return answer(c.status(rm.StatusInsufficientResources))
@@ -162,7 +168,7 @@ func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
 		return
 	}
 	if c.objects[memory] == nil {
-		a.insertObject(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU})
+		a.insertObject(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU, madeInTask: true})
 	}
 	m.mapper, m.memory = c.objects[mapper], c.objects[memory]
 	a.linkDMA(&m)

@@ -102,7 +102,8 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
 	}
-	if g.isUnseen(c.target(), src, object) {
+	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||
+		c.isUnseen(c.target(), dst, rm.U32(o, rm.DupParent)) {
 		return answer(c.denyUnseen())
 	}
 	// The driver would count memory out of the other GPU's BAR1 when it is freed (vidmemDestruct_IMPL). NVLink addresses are for others.

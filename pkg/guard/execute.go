@@ -126,6 +126,12 @@ func (c *trappedCall) execute(p plan) reply {
 		}
 		return replyDone
 	}
+	if c.overtaken() {
+		if p.cancel != nil {
+			p.cancel()
+		}
+		return c.denyUnseen()
+	}
 	status, e := c.askDriver(p)
 	if e == 0 && status == rm.StatusOK {
 		if p.commit != nil {

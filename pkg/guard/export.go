@@ -62,7 +62,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		if o.spilled || o.charge != nil && o.charge.spilled {
 			return answer(g.refuseSpilled(c, "export"))
 		}
-		if g.isUnseen(c.target(), client, h) {
+		if c.isUnseen(c.target(), client, h) {
 			return answer(c.denyUnseen())
 		}
 	}
@@ -71,6 +71,9 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	}
 	switch c.control.Kind {
 	case rm.ControlImportFD, rm.ControlImportFDs:
+		if c.isUnseen(c.target(), client, importParent(c)) {
+			return answer(c.denyUnseen())
+		}
 		if !g.account.roomForObject(rm.ClassVidmem, noGPU, 0, 0) {
 			return answer(c.status(rm.StatusInsufficientResources))
 		}
@@ -125,12 +128,11 @@ func (g *Guard) exportEach(c *trappedCall, objects []uint32, first int) (done in
 
 // importsForOtherGPU reports that an import makes a handle on a GPU's memory below another one's device.
 func (g *Guard) importsForOtherGPU(c *trappedCall, f *file) bool {
-	parent, first, count := rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectParent), 0, 1
+	first, count := 0, 1
 	if c.control.Kind == rm.ControlImportFDs {
-		parent, first, count = rm.U32(c.params, importObjectsParent), int(rm.U16(c.params, importObjectsIndex)),
-			int(rm.U16(c.params, importObjectsCount))
+		first, count = int(rm.U16(c.params, importObjectsIndex)), int(rm.U16(c.params, importObjectsCount))
 	}
-	gpu := g.account.gpuOf(c.controlClient(), parent)
+	gpu := g.account.gpuOf(c.controlClient(), importParent(c))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range count {
@@ -139,6 +141,14 @@ func (g *Guard) importsForOtherGPU(c *trappedCall, f *file) bool {
 		}
 	}
 	return false
+}
+
+// importParent is below what an import makes its handles.
+func importParent(c *trappedCall) uint32 {
+	if c.control.Kind == rm.ControlImportFDs {
+		return rm.U32(c.params, importObjectsParent)
+	}
+	return rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectParent)
 }
 
 // exportedObjects lists the objects that a control puts into a file, and the position of the first.

@@ -23,7 +23,8 @@ import (
 
 // fakeDriver answers calls by a function and never looks behind a pointer.
 type fakeDriver struct {
-	unseen bool // fakeClient can have objects that its guard has not seen made: answer tells of their classes
+	unseen bool   // fakeClient can have objects that its guard has not seen made: answer tells of their classes
+	guard  *Guard // its own, by whose account it tells of others
 	rmclient.Kernel
 	answer func(t Target, call *rm.Call) syscall.Errno
 	mu     sync.Mutex // audits run beside the test
@@ -33,7 +34,7 @@ type fakeDriver struct {
 func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
 	if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlHandleInfo {
 		if rm.U32(call.Outer, rm.ControlClient) == fakeClient && !d.unseen {
-			return 0
+			return d.tellOf(call)
 		}
 		rm.PutU32(call.Blocks[0].Data, handleInfoResult, classVidmem) // all is memory, but for an answer that says otherwise
 	}
@@ -44,6 +45,23 @@ func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
 		return 0
 	}
 	return d.answer(t, call)
+}
+
+func (d *fakeDriver) serves(g *Guard) { d.guard = g }
+
+// tellOf has the driver say what the guard's account has.
+func (d *fakeDriver) tellOf(call *rm.Call) syscall.Errno {
+	p := call.Blocks[0].Data
+	o, ok := d.guard.account.lookup(fakeClient, rm.U32(p, 0))
+	switch {
+	case !ok:
+		rm.PutU32(call.Outer, rm.ControlStatus, rm.StatusObjectNotFound)
+	case rm.U32(p, handleInfoIndex) == handleInfoParent:
+		rm.PutU32(p, handleInfoResult, o.parent)
+	default:
+		rm.PutU32(p, handleInfoResult, o.class)
+	}
+	return 0
 }
 
 // reset lets the driver answer by f from now on, and forgets the calls so far.
@@ -72,6 +90,9 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 		gpus: []gpuIdentity{{rmclient.Address{Bus: 1}, 0}},
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
+	}
+	if fake, ok := d.(interface{ serves(g *Guard) }); ok {
+		fake.serves(g)
 	}
 	g.countIn(new(tally.Page))
 	g.rootPatience = time.Hour                   // the test says when the guard looks

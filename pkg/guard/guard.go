@@ -47,6 +47,7 @@ type Guard struct {
 	tallyFile *tally.File // nil: it is in no file
 
 	pendingRoots    atomic.Int64
+	rootsLet        atomic.Int64 // root allocs that were ever let through
 	exportedObjects atomic.Int64 // objects in files
 	rootPatience    time.Duration
 	settledRoots    settledRoots

@@ -43,7 +43,11 @@ func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok boo
 		if h == 0 {
 			continue
 		}
-		if m, _ := g.account.lookup(client, h); !m.isMemory() && m.kind != rm.ClassContextDMA {
+		m, _ := g.account.lookup(client, h)
+		if c.isUnseen(c.target(), client, h) || !c.isWhereSaid(client, m) {
+			return c.denyUnseen(), false
+		}
+		if !m.isMemory() && m.kind != rm.ClassContextDMA {
 			return c.deny(rm.StatusInvalidObjectHandle, "notifier", "denied a channel whose error notifier is no memory",
 				"class", rm.ClassName(m.class), "known", m.handle != 0), false
 		}

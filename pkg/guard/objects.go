@@ -116,6 +116,9 @@ func (a *account) accountsOf(gpu int) []gpuAccount {
 
 // countObject counts an object, or one less. The account is locked.
 func (a *account) countObject(o *object, n int) {
+	if o.kind == rm.ClassVidmem {
+		a.changes++
+	}
 	for i := range a.accountsOf(o.countsOn) {
 		g := &a.accountsOf(o.countsOn)[i]
 		if o.kind.InFirmware() {
@@ -318,6 +321,20 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 	o.charge = &charge{gpu: gpu, size: size, handles: 1}
 	a.books.note(o)
 	return true
+}
+
+// countClass counts the objects of a class.
+func (a *account) countClass(class uint32) (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.clients {
+		for _, o := range c.objects {
+			if o.class == class {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // lookup copies an object's record.

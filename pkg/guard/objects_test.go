@@ -59,3 +59,27 @@ func TestDeniedContextDMA(t *testing.T) {
 		}
 	}
 }
+
+// TestPeerMemory: the driver keeps something for each pair of an object of this class and memory, so those are few.
+func TestPeerMemory(t *testing.T) {
+	g := withClient(newFakeGuard(t, answering(0, nil)))
+	most := g.cfg.Settings.MaxTSGs * len(g.cfg.GPUs)
+	f := newFakeCall(t, g, fakeControl)
+	alloc := func(handle uint32) uint32 {
+		o := fakeAlloc(fakeDevice, handle, classPeerMemory, make([]byte, 4))
+		f.escape(rm.EscAlloc, o)
+		return rm.U32(o, 40)
+	}
+	for n := range most {
+		if s := alloc(uint32(0x5d000000 + n)); s != rm.StatusOK {
+			t.Fatalf("number %d: %s", n, rm.StatusName(s))
+		}
+	}
+	if s := alloc(0x5e000000); s != rm.StatusInsufficientResources {
+		t.Errorf("one more than %d: %s", most, rm.StatusName(s))
+	}
+	f.escape(rm.EscFree, fakeFree(0x5d000000))
+	if s := alloc(0x5e000000); s != rm.StatusOK {
+		t.Errorf("in the place of a freed one: %s", rm.StatusName(s))
+	}
+}

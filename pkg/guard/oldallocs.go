@@ -45,7 +45,7 @@ func (g *Guard) checkNoMemory(c *trappedCall) plan {
 	if rm.U32(o, rm.AllocMemoryObject) == 0 { // the driver would choose one that it tells nobody: such objects would be counted as one
 		return answer(c.status(rm.StatusInvalidObjectNew))
 	}
-	if g.isUnseen(c.target(), client, parent) {
+	if c.isUnseen(c.target(), client, parent) {
 		return answer(c.denyUnseen())
 	}
 	if !g.roomForObject(rm.ClassPlain, noGPU) {

@@ -114,6 +114,7 @@ func (r *restorer) process() {
 	g.astrayAt.Store(p.AstrayAt)
 	g.allEndedAt.Store(p.AllEndedAt)
 	g.windowsRest.Store(p.WindowsRest)
+	g.settledRoots.restore(p.Roots)
 	if g.lastRecord = p.Record; p.Record != nil {
 		g.events.GoOn(p.Record.Name)
 	}
@@ -388,7 +389,7 @@ func (r *restorer) outside() {
 	o, v := &r.guard.sentFDs, &r.state.Outside
 	o.clean = map[outsider]bool{}
 	for _, x := range v.Clean {
-		o.clean[outsider{x.PID, x.Start}] = true
+		o.clean[outsider{PID: x.PID, Start: x.Start}] = true
 	}
 	o.everywhere, o.suspectAfter, o.asleep = unixTime(v.Everywhere), unixTime(v.SuspectAfter), unixTime(v.Asleep)
 	o.cpu, o.awake = time.Duration(v.CPU), v.Awake

@@ -80,6 +80,7 @@ func (g *Guard) checkRootAlloc(c *trappedCall) plan {
 		g.books.note(f)
 		c.fd = -1 // kept until the outcome is known
 		c.root = f
+		g.rootsLet.Add(1)
 		g.pendingRoots.Add(1)
 	}, commit: func() {
 		made := g.clientFound(f, rm.U32(c.call.Outer, rm.AllocObject), c.task.proc.tgid)

@@ -112,11 +112,11 @@ func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) f
 	if at != threadOutside && (refused || p.whereabouts() != threadInside) {
 		return rootOpen
 	}
+	g.rootSettled(p) // before it is no more pending. If it is refused, no offence; but a call that became another one needs no client
 	g.endPending(f)
 	f.rooted = f.clients > 0
 	g.books.note(f)
 	if refused {
-		g.rootSettled(p) // no offence; but a call that became another one needs no client of the driver's
 		return rootSettled
 	}
 	return rootLost
@@ -195,9 +195,9 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 // settleRoot records the client of a root alloc that the driver has confirmed. The file is locked.
 func (g *Guard) settleRoot(f *file, handle uint32) {
 	p := f.pending
+	g.rootSettled(p)
 	g.endPending(f)
 	g.clientFound(f, handle, p.task.proc.tgid)
-	g.rootSettled(p)
 }
 
 // endPending forgets a root alloc. The file is locked.

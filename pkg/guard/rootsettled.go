@@ -3,8 +3,12 @@
 package guard
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
 )
 
 // settledRoots are root allocs of which the file has a client, or of which the driver makes none for anybody. RM tells nobody who made it:
@@ -23,8 +27,10 @@ const (
 	settledPatience = 250 * time.Millisecond
 	// settledEvery is the least time between two looks: each holds the locks of all GPUs for a moment.
 	settledEvery = time.Second
-	// settledTries is how often the driver has to count more, settledStep apart, for an audit: calls in flight make it wrong for a moment.
-	settledTries = 3
+	// settledTries is how often the two accounts are compared, settledStep apart, until they agree: calls in flight make it wrong for a
+	// moment. Who allocates and frees all the time can have them agree now and then, so that counts only if nothing did meanwhile; who
+	// leaves no such moment is looked at for longer.
+	settledTries = 5
 	settledStep  = 20 * time.Millisecond
 )
 
@@ -37,7 +43,22 @@ func (g *Guard) rootSettled(p *pendingRoot) {
 		s.inside = map[*task]*pendingRoot{}
 	}
 	s.inside[p.task] = p // one of before has been left: a thread makes one call at a time
-	if !s.due {
+	g.books.note(&g.own)
+	g.dueLocked()
+}
+
+// checkSettledRootsSoon goes on with those of the program before.
+func (g *Guard) checkSettledRootsSoon() {
+	s := &g.settledRoots
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.inside) > 0 {
+		g.dueLocked()
+	}
+}
+
+func (g *Guard) dueLocked() {
+	if s := &g.settledRoots; !s.due {
 		s.due = true
 		time.AfterFunc(max(settledPatience, time.Until(s.notBefore)), g.checkSettledRoots)
 	}
@@ -89,7 +110,7 @@ func (g *Guard) lookAtSettledRoots() (inside int) {
 		return inside
 	}
 	for range settledTries {
-		if g.holdsUncharged(own) == (uncharged{}) {
+		if u, quiet := g.holdsUncharged(own); quiet && u == (uncharged{}) {
 			return inside
 		}
 		time.Sleep(settledStep)
@@ -115,4 +136,25 @@ func (g *Guard) looksAtRoots() bool {
 	g.settledRoots.mu.Lock()
 	defer g.settledRoots.mu.Unlock()
 	return g.settledRoots.due
+}
+
+// state lists those whose threads may be inside.
+func (s *settledRoots) state() (list []handover.Root) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.inside {
+		if p.whereabouts() != threadOutside {
+			list = append(list, handover.Root{TID: p.task.tid, Args: p.args, Since: p.since.UnixNano()})
+		}
+	}
+	slices.SortFunc(list, func(x, y handover.Root) int { return cmp.Or(cmp.Compare(x.TID, y.TID), cmp.Compare(x.Since, y.Since)) })
+	return slices.CompactFunc(list, func(x, y handover.Root) bool { return x.TID == y.TID })
+}
+
+func (s *settledRoots) restore(list []handover.Root) {
+	s.inside = map[*task]*pendingRoot{}
+	for _, x := range list {
+		p := &pendingRoot{task: &task{tid: x.TID}, args: x.Args, since: time.Unix(0, x.Since)}
+		s.inside[p.task] = p
+	}
 }

@@ -134,11 +134,11 @@ func TestGoneHidesNothing(t *testing.T) {
 	}
 	more.Store(int64(length))
 	g.account.clients[fakeClient].tgid = os.Getpid()
-	if u := g.holdsUncharged(own); u != (uncharged{}) {
+	if u, _ := g.holdsUncharged(own); u != (uncharged{}) {
 		t.Errorf("%+v: what a living process was charged for counts", u)
 	}
 	g.account.clients[fakeClient].tgid = 1<<22 + 1 // no process
-	if u := g.holdsUncharged(own); u != (uncharged{driver: length}) {
+	if u, _ := g.holdsUncharged(own); u != (uncharged{driver: length}) {
 		t.Errorf("%+v: a client without a process hides it", u)
 	}
 }
@@ -149,19 +149,88 @@ func TestUnseenWhileInside(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	c := newFakeCall(t, g, fakeControl)
 	const gone = 0x5c0000f2
-	if g.isUnseen(c.target(), fakeClient, gone) {
+	if c.isUnseen(c.target(), fakeClient, gone) {
 		t.Error("the driver refuses what there is not by itself")
 	}
 	tid, args, end := stuckThread(t)
 	p := &pendingRoot{task: &task{tid: tid}, args: args, since: time.Now()}
 	g.settledRoots.inside = map[*task]*pendingRoot{p.task: p}
-	if !g.isUnseen(c.target(), fakeClient, gone) {
+	if !c.isUnseen(c.target(), fakeClient, gone) {
 		t.Error("a call may name what the thread makes next")
 	}
 	end()
-	for deadline := time.Now().Add(patience); g.isUnseen(c.target(), fakeClient, gone); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); c.isUnseen(c.target(), fakeClient, gone); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("refused after the thread has left")
 		}
+	}
+}
+
+// TestClosedHidesNothing: what was on a file that is closed the driver has freed. Until the guard notices it were room for what was never
+// charged, and it would notice when the look is over.
+func TestClosedHidesNothing(t *testing.T) {
+	const length = 64 * quota.MiB
+	d, g := newFakeRM(t)
+	var more atomic.Int64
+	d.holding(g, &more)
+	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }
+	c := newFakeCall(t, g, fakeControl)
+	fd, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := g.followFile(fd, c.node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.account.addClient(fakeClient, os.Getpid(), f)
+	g.account.addObject(fakeClient, object{handle: fakeDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
+	m := memoryObject(fakeMemory, fakeDevice)
+	m.length = length
+	g.account.addObject(fakeClient, m, 0, 0, length)
+	own, err := g.guardClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	more.Store(int64(length))
+	if u, _ := g.holdsUncharged(own); u != (uncharged{}) {
+		t.Errorf("%+v: what was charged for counts", u)
+	}
+	g.account.addClient(fakeClient+1, os.Getpid(), nil) // with which it has as much that nobody has seen
+	unix.Close(fd)
+	if u, _ := g.holdsUncharged(own); u != (uncharged{driver: length}) {
+		t.Errorf("%+v: a closed file hides it", u)
+	}
+}
+
+// TestComesAndGoes: who allocates and frees all the time is not cleared by a look in which both accounts agree.
+func TestComesAndGoes(t *testing.T) {
+	const length = 64 * quota.MiB
+	d, g := newFakeRM(t)
+	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }
+	newFakeCall(t, g, fakeControl)
+	withClient(g)
+	m := memoryObject(fakeMemory+7, fakeDevice)
+	m.length = length
+	var more atomic.Int64
+	d.holding(g, &more)
+	fake := g.driver.(*fakeDriver)
+	plain := fake.answer
+	fake.answer = func(t Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlGetPidInfo { // it is freed just now
+			g.account.freeObject(fakeClient, m.handle)
+			e := plain(t, call)
+			g.account.addObject(fakeClient, m, 0, 0, length)
+			return e
+		}
+		return plain(t, call)
+	}
+	g.account.addObject(fakeClient, m, 0, 0, length)
+	more.Store(int64(length)) // as much that was never charged
+	g.lookAtSettledRoots()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.auditing {
+		t.Error("nobody looks any longer")
 	}
 }

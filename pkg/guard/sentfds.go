@@ -12,7 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/peerpage"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
@@ -20,8 +22,8 @@ import (
 // A descriptor of a driver's file can be sent out of the container, by a socket, to a process that no filter and no guard holds:
 // the device cgroup checks only who opens. There it is the whole GPU. So the guard looks for such holders and ends them.
 //
-// Once a second it asks the driver which processes have the GPU (NV2080_CTRL_CMD_GPU_GET_PIDS). One that is new, and not of the
-// container, has its descriptors looked at. The driver does not name a process that made a client and has ended, nor who has only the
+// Once a second it looks which processes have the GPU: one guard asks the driver for all of the GPU's (NV2080_CTRL_CMD_GPU_GET_PIDS). One
+// that is new, and not of the container, has its descriptors looked at. The driver does not name a process that made a client and has ended, nor who has only the
 // file; so now and then all processes of the node are looked at.
 //
 // What tells is the mount through which a file was opened: the container's namespace has mounts of its own, also of nodes that are
@@ -37,6 +39,8 @@ import (
 
 const (
 	outsiderLook = time.Second
+	// holdersAge is how old the answer to another guard's question may be: so long it takes longer until an outsider is found.
+	holdersAge = outsiderLook / 2
 	// Between two looks at all processes: at least everywhereLook, and so many times as long as one takes.
 	everywhereLook  = 30 * time.Second
 	everywhereShare = 500
@@ -50,6 +54,7 @@ const (
 
 	controlGetPids = 0x2080018d // NV2080_CTRL_CMD_GPU_GET_PIDS (ctrl2080gpu.h)
 	pidsSize       = rm.PidsTable + 4*rm.PidsMax
+	_              = uint(peerpage.MaxHolders - rm.PidsMax) // the page has room for all
 )
 
 // sentFDs is what the guard knows of processes beyond its container.
@@ -63,13 +68,12 @@ type sentFDs struct {
 	asleep       time.Time         // when all processes are looked at if it sleeps
 	inCgroup     func(tgid int) bool
 	pids         func() []int // tests: who has the GPU
+	// holders of each GPU of the container, as all its guards know them; nil: that cannot be had.
+	holders []*peerpage.Holders
 }
 
-// outsider is a process, whose number may be another's later.
-type outsider struct {
-	pid   int
-	start uint64
-}
+// outsider is a process that may not be the container's.
+type outsider = peerpage.Holder
 
 // watchOutsiders looks for outsiders until the container is over.
 func (g *Guard) watchOutsiders() {
@@ -100,15 +104,10 @@ func (g *Guard) checkGPUHolders() {
 	clean := map[outsider]bool{}
 	var b *belongings // nobody new, no work
 	all := false
-	for _, pid := range g.gpuPids() {
-		if pid == os.Getpid() || g.tasks.byHostPid(pid) != nil {
+	for _, who := range g.gpuHolders() {
+		if who.PID == os.Getpid() || g.tasks.byHostPid(who.PID) != nil {
 			continue
 		}
-		start, err := ledger.ProcStart(pid)
-		if err != nil {
-			continue // gone
-		}
-		who := outsider{pid, start}
 		if o.clean[who] {
 			clean[who] = true
 			continue
@@ -186,11 +185,61 @@ func (g *Guard) checkAllProcesses(b *belongings) (guilty int) {
 			continue
 		}
 		start, err := ledger.ProcStart(pid)
-		if err == nil && g.checkOutsider(outsider{pid, start}, b) == outsiderGuilty {
+		if err == nil && g.checkOutsider(outsider{PID: pid, Start: start}, b) == outsiderGuilty {
 			guilty++
 		}
 	}
 	return guilty
+}
+
+// gpuHolders lists who has a GPU of the container, as one guard of each GPU was told by the driver a moment ago.
+func (g *Guard) gpuHolders() (list []outsider) {
+	o := &g.sentFDs
+	if o.pids != nil {
+		return started(o.pids())
+	}
+	if o.holders == nil {
+		o.holders = g.openHolders()
+	}
+	for i, h := range o.holders {
+		ask := func() ([]outsider, bool) {
+			pids, ok := g.pidsOn(i)
+			return started(pids), ok
+		}
+		got, ok := []outsider(nil), false
+		if h != nil {
+			got, ok = h.Get(gpusched.Monotonic(), holdersAge, ask)
+		} else {
+			got, ok = ask()
+		}
+		if ok {
+			list = append(list, got...)
+		}
+	}
+	return list
+}
+
+func (g *Guard) openHolders() []*peerpage.Holders {
+	list := make([]*peerpage.Holders, len(g.cfg.GPUs))
+	for i, x := range g.cfg.GPUs {
+		h, err := peerpage.OpenHolders(g.cfg.RunDir, x.UUID)
+		if err != nil {
+			g.logOnce("holders", "this guard asks the driver itself which processes have the GPU", "err", err)
+			continue
+		}
+		list[i] = h
+	}
+	return list
+}
+
+// started are those processes that live, with their starts.
+func started(pids []int) (list []outsider) {
+	for _, pid := range pids {
+		if start, err := ledger.ProcStart(pid); err == nil {
+			list = append(list, outsider{PID: pid, Start: start})
+		}
+	}
+	return list
 }
 
 // gpuPids asks the driver who has a GPU of the container.
@@ -198,23 +247,34 @@ func (g *Guard) gpuPids() (pids []int) {
 	if g.sentFDs.pids != nil {
 		return g.sentFDs.pids()
 	}
+	for i := range g.cfg.GPUs {
+		on, _ := g.pidsOn(i)
+		pids = append(pids, on...)
+	}
+	return pids
+}
+
+// pidsOn asks the driver who has one of them.
+func (g *Guard) pidsOn(i int) (pids []int, ok bool) {
 	a, err := g.guardClient()
 	if err != nil {
 		g.logOnce("outside", "cannot ask the driver which processes have the GPU", "err", err)
-		return nil
+		return nil, false
 	}
-	for _, sub := range a.Subdevices() {
-		params := make([]byte, pidsSize)
-		rm.PutU32(params, rm.PidsID, rmclient.ClassSubdevice)
-		if s, e := a.Control(sub, controlGetPids, params); e != 0 || s != rm.StatusOK {
-			g.logOnce("outside", "the driver does not say which processes have the GPU", "status", rm.StatusName(s), "errno", e)
-			continue
-		}
-		for i := range int(min(rm.U32(params, rm.PidsCount), rm.PidsMax)) {
-			pids = append(pids, int(rm.U32(params, rm.PidsTable+4*i)))
-		}
+	params := make([]byte, pidsSize)
+	rm.PutU32(params, rm.PidsID, rmclient.ClassSubdevice)
+	subs := a.Subdevices()
+	if i >= len(subs) {
+		return nil, false
 	}
-	return pids
+	if s, e := a.Control(subs[i], controlGetPids, params); e != 0 || s != rm.StatusOK {
+		g.logOnce("outside", "the driver does not say which processes have the GPU", "status", rm.StatusName(s), "errno", e)
+		return nil, false
+	}
+	for i := range int(min(rm.U32(params, rm.PidsCount), rm.PidsMax)) {
+		pids = append(pids, int(rm.U32(params, rm.PidsTable+4*i)))
+	}
+	return pids, true
 }
 
 type verdict int
@@ -227,8 +287,8 @@ const (
 
 // checkOutsider looks at a process, and ends it if it has a file of the container.
 func (g *Guard) checkOutsider(who outsider, b *belongings) verdict {
-	namespace, ok := mountNamespace(who.pid)
-	if !ok || b.host[namespace] || b.namespaces[namespace] || b.guarded[namespace] || b.guards[who] || g.inCgroup(who.pid) {
+	namespace, ok := mountNamespace(who.PID)
+	if !ok || b.host[namespace] || b.namespaces[namespace] || b.guarded[namespace] || b.guards[who] || g.inCgroup(who.PID) {
 		return outsiderClean
 	}
 	var passed []int
@@ -238,7 +298,7 @@ func (g *Guard) checkOutsider(who outsider, b *belongings) verdict {
 		}
 	}()
 	own := false
-	eachTable(who.pid, &g.nodes, func(fd int, _ place) bool {
+	eachTable(who.PID, &g.nodes, func(fd int, _ place) bool {
 		n, _, err := g.nodes.classify(fd)
 		switch {
 		case err != nil:
@@ -283,17 +343,17 @@ func (g *Guard) isContainersFile(fd int, n node, b *belongings) bool {
 // endOutsider ends a process outside that has files of the container, and those in the container that have the same files: what was
 // allocated on a file lives until the last of its descriptors is closed, wherever that is.
 func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
-	pidfd, err := unix.PidfdOpen(who.pid, 0) // first, or the number may be another's after the comparison
+	pidfd, err := unix.PidfdOpen(who.PID, 0) // first, or the number may be another's after the comparison
 	if err != nil {
 		return // gone
 	}
 	defer unix.Close(pidfd)
-	if start, err := ledger.ProcStart(who.pid); err != nil || start != who.start {
+	if start, err := ledger.ProcStart(who.PID); err != nil || start != who.Start {
 		return // gone
 	}
-	g.log.Warn("ending a process outside of the container that has the container's driver files", "pid", who.pid, "files", len(passed))
+	g.log.Warn("ending a process outside of the container that has the container's driver files", "pid", who.PID, "files", len(passed))
 	g.stats.processesKilled.Add(1)
-	g.events.Note(event.Event{Kind: event.Killed, PID: who.pid, Text: "a process outside of the container that was sent its GPU's files"})
+	g.events.Note(event.Event{Kind: event.Killed, PID: who.PID, Text: "a process outside of the container that was sent its GPU's files"})
 	files := map[*file]bool{}
 	for _, fd := range passed {
 		if f := g.files.find(fd, nodeControl); f != nil {
@@ -301,14 +361,14 @@ func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
 		}
 	}
 	g.stopChannels(func(c *client) bool { return files[c.file] })
-	if err := killHeld(pidfd, who.pid); err != nil {
+	if err := killHeld(pidfd, who.PID); err != nil {
 		// Whoever traces it is its companion, or the host's.
-		tracer := tracerOf(who.pid)
-		if namespace, ok := mountNamespace(tracer); tracer != 0 && ok && !b.host[namespace] && cgroupText(tracer) == cgroupText(who.pid) {
+		tracer := tracerOf(who.PID)
+		if namespace, ok := mountNamespace(tracer); tracer != 0 && ok && !b.host[namespace] && cgroupText(tracer) == cgroupText(who.PID) {
 			err = killOne(tracer)
 		}
 		if err != nil {
-			g.logOnce("outsider", "cannot end a process outside of the container that has its driver files", "pid", who.pid, "err", err)
+			g.logOnce("outsider", "cannot end a process outside of the container that has its driver files", "pid", who.PID, "err", err)
 		}
 	}
 	for _, tgid := range g.containerPIDs() {

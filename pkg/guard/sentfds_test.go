@@ -70,7 +70,7 @@ func TestOutsideStale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := g.checkOutsider(outsider{neighbour.pid(), start}, stale); v != outsiderUnclear || !neighbour.lives() {
+	if v := g.checkOutsider(outsider{PID: neighbour.pid(), Start: start}, stale); v != outsiderUnclear || !neighbour.lives() {
 		t.Errorf("a neighbour with a number that was the container's: %v", v)
 	}
 	first := newStranger(t, true, "")
@@ -80,13 +80,13 @@ func TestOutsideStale(t *testing.T) {
 	if start, err = ledger.ProcStart(other.pid()); err != nil {
 		t.Fatal(err)
 	}
-	if v := g.checkOutsider(outsider{other.pid(), start}, stale); v != outsiderClean || !other.lives() {
+	if v := g.checkOutsider(outsider{PID: other.pid(), Start: start}, stale); v != outsiderClean || !other.lives() {
 		t.Errorf("a process of the container in a new mount namespace: %v", v)
 	}
 	if start, err = ledger.ProcStart(child.pid()); err != nil {
 		t.Fatal(err)
 	}
-	if v := g.checkOutsider(outsider{child.pid(), start}, stale); v != outsiderGuilty || !child.ended() {
+	if v := g.checkOutsider(outsider{PID: child.pid(), Start: start}, stale); v != outsiderGuilty || !child.ended() {
 		t.Errorf("who has a file of the container: %v", v)
 	}
 }
@@ -163,12 +163,12 @@ func TestOutsideKnown(t *testing.T) {
 	g := outsideGuard(t, container, own.pid())
 	g.checkGPUHolders()
 	start, _ := ledger.ProcStart(own.pid())
-	if who := (outsider{own.pid(), start}); len(g.sentFDs.clean) != 1 || !g.sentFDs.clean[who] {
+	if who := (outsider{PID: own.pid(), Start: start}); len(g.sentFDs.clean) != 1 || !g.sentFDs.clean[who] {
 		t.Errorf("clean: %v", g.sentFDs.clean)
 	}
 	thief := newStranger(t, true, "", container.file())
 	g.sentFDs.pids = func() []int { return []int{thief.pid()} }
-	g.sentFDs.clean = map[outsider]bool{{thief.pid(), 1}: true}
+	g.sentFDs.clean = map[outsider]bool{{PID: thief.pid(), Start: 1}: true}
 	g.checkGPUHolders()
 	if !thief.ended() {
 		t.Error("it passes for a process that is gone")

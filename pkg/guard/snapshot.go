@@ -429,6 +429,7 @@ func (s *snapshotter) process() {
 
 // processState is what Guard.mu guards, which is held.
 func (g *Guard) processState(p *handover.Process) {
+	p.Roots = g.settledRoots.state()
 	p.GPUNodes, p.Held = g.gpuNodes, g.leaseHeld
 	p.InitPID, p.InitStart = g.initPID, g.initStart
 	p.Procs, p.CPU, p.Quota = g.cgroups.procs, g.cgroups.cpu, g.cgroups.quota
@@ -478,7 +479,7 @@ func (s *snapshotter) outside() {
 	v := &s.state.Outside
 	for x, clean := range o.clean {
 		if clean {
-			v.Clean = append(v.Clean, handover.Outsider{PID: x.pid, Start: x.start})
+			v.Clean = append(v.Clean, handover.Outsider{PID: x.PID, Start: x.Start})
 		}
 	}
 	slices.SortFunc(v.Clean, func(p, q handover.Outsider) int { return cmp.Compare(p.PID, q.PID) })

@@ -8,31 +8,116 @@ import (
 
 // isUnseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
 // itself (escape 0x27).
-func (g *Guard) isUnseen(t Target, client, handle uint32) bool {
+func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client {
 		return false
 	}
-	if _, ok := g.account.lookup(client, handle); ok {
+	g, roots := c.guard, c.guard.rootsLet.Load()
+	o, known := g.account.lookup(client, handle)
+	if known && o.isThere() {
 		return false
 	}
-	switch g.classOf(t, client, handle) {
-	case classSystem, classOSDescriptor:
-		return false
-	case 0: // the driver refuses it, unless it is just being made
+	class, there := g.handleInfo(t, client, handle, handleInfoClass)
+	switch {
+	case !there && known: // the driver would refuse it, unless it is just being made
+		return true
+	case !there:
+		if !c.absent {
+			c.absent, c.roots = true, roots
+		}
 		return g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0 || g.insideSettledRoot()
 	}
-	return true
+	return class != classSystem && class != classOSDescriptor && !(known && class == o.class)
+}
+
+// isUnseenOf is isUnseen of an object of a client that may be on another file than the call: the driver tells of it there only.
+func (c *trappedCall) isUnseenOf(client, handle uint32) bool {
+	if o, known := c.guard.account.lookup(client, handle); known && o.isThere() || handle == client {
+		return false
+	}
+	t, ok := c.guard.fileOf(c.locked.of(client))
+	if !ok {
+		return true
+	}
+	defer t.Done()
+	return c.isUnseen(t, client, handle)
+}
+
+// isThere reports that what the account has under a handle is what the driver has: the guard has made it, and the driver ends it with
+// nothing else that the account does not follow (refAddDependant). Of others the record says nothing: the driver may have refused to make
+// them, and the handle be given to something else since.
+func (o *object) isThere() bool {
+	switch o.kind {
+	case rm.ClassDevice, rm.ClassSubdevice, rm.ClassVASpace, rm.ClassVidmem, rm.ClassSysmem, rm.ClassFabric:
+		return !o.madeInTask
+	}
+	return false
+}
+
+// namesUnseen reports that the parameters of an RM_ALLOC name such an object: a name of an address space, or of memory, is as good as a
+// place below it.
+func (c *trappedCall) namesUnseen() bool {
+	for _, off := range namedObjects(c.class) {
+		if off+4 > len(c.params) || c.class.ID == classNoMemory && rm.U32(c.params, off) == rm.NoAddressSpace {
+			continue
+		}
+		if c.isUnseen(c.target(), c.allocClient(), rm.U32(c.params, off)) {
+			return true
+		}
+	}
+	return false
+}
+
+// namedObjects are where the parameters of a class name objects of the same client of which no other check needs the record.
+func namedObjects(class rm.Class) []int {
+	switch class.Kind {
+	case rm.ClassTSG:
+		return []int{rm.TSGVASpace}
+	case rm.ClassChannel:
+		return []int{rm.ChannelContextShare, rm.ChannelVASpace, rm.ChannelUserdMemory}
+	case rm.ClassVirtual:
+		return []int{rm.MemoryVASpace}
+	case rm.ClassP2P:
+		return []int{rm.P2PSubdevice, rm.P2PPeer}
+	}
+	switch class.ID {
+	case classContextShare:
+		return []int{rm.ContextShareVASpace}
+	case classNoMemory:
+		return []int{rm.AllMemoryVASpace}
+	}
+	return nil
+}
+
+const classContextShare = 0x9067 // FERMI_CONTEXT_SHARE_A
+
+// overtaken reports that a call names what there was not when that was looked at, and that a root alloc was let through since.
+func (c *trappedCall) overtaken() bool { return c.absent && c.guard.rootsLet.Load() != c.roots }
+
+// isWhereSaid reports that host memory which the task was let make is below the object of which it said so: it ends with that.
+func (c *trappedCall) isWhereSaid(client uint32, o object) bool {
+	if !o.madeInTask {
+		return true
+	}
+	parent, there := c.guard.handleInfo(c.target(), client, o.handle, handleInfoParent)
+	return there && parent == o.parent && !c.isUnseen(c.target(), client, o.handle)
+}
+
+// handleInfo asks the driver about an object; false: it does not say, as there is none.
+func (g *Guard) handleInfo(t Target, client, handle, what uint32) (result uint32, there bool) {
+	var p [handleInfoSize]byte
+	rm.PutU32(p[:], 0, handle)
+	rm.PutU32(p[:], handleInfoIndex, what)
+	if s, e := g.rmControl(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
+		return 0, false
+	}
+	return rm.U32(p[:], handleInfoResult), true
 }
 
 // classOf asks the driver of what class an object is; 0: it does not say, as there is none.
 func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
-	var p [handleInfoSize]byte
-	rm.PutU32(p[:], 0, handle)
-	rm.PutU32(p[:], handleInfoIndex, handleInfoClass)
-	if s, e := g.rmControl(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
-		return 0
-	}
-	return rm.U32(p[:], handleInfoResult)
+	class, _ := g.handleInfo(t, client, handle, handleInfoClass)
+	return class
 }
 
 // denyUnseen refuses a call on such an object.
@@ -44,6 +129,7 @@ const (
 	controlHandleInfo = 0xd02 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO
 	handleInfoSize    = 16
 	handleInfoIndex   = 4
+	handleInfoParent  = 1 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_PARENT
 	handleInfoClass   = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
 	handleInfoResult  = 8
 )

@@ -342,6 +342,7 @@ func (g *Guard) goOnWithRest(s *handover.State) {
 	if until := unixTime(s.Process.AuditUntil); time.Now().Before(until) {
 		g.startAudit()
 	}
+	g.checkSettledRootsSoon()
 	if g.account.clientCount() > 0 || len(g.managed.procs) > 0 {
 		g.clientMade()
 	}

@@ -232,7 +232,7 @@ func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	if f == nil {
 		return p
 	}
-	if g.isUnseen(p.opened.target, client, memory) {
+	if c.isUnseen(p.opened.target, client, memory) {
 		g.dropTables(maps)
 		p.ask, p.answer = false, c.denyUnseen()
 		return p

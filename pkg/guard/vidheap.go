@@ -51,7 +51,10 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	client, flags := rm.U32(o, rm.HeapRoot), rm.U32(o, rm.HeapAllocFlags)
-	if g.isUnseen(c.target(), client, rm.U32(o, rm.HeapParent)) {
+	if c.isUnseen(c.target(), client, rm.U32(o, rm.HeapParent)) {
+		return answer(c.denyUnseen())
+	}
+	if flags&rm.MemoryFlagVirtual != 0 && c.isUnseen(c.target(), client, rm.U32(o, rm.HeapVASpace)) {
 		return answer(c.denyUnseen())
 	}
 	rec := object{parent: rm.U32(o, rm.HeapParent), gpu: noGPU}

@@ -75,13 +75,15 @@ func Open(runDir, uuid string) (*Page, error) {
 }
 
 // locked maps the page and calls f while no other process does the same.
-func (p *Page) locked(runDir, uuid string, f func() error) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("peer page of GPU %s: %w", uuid, err)
-		}
-	}()
-	path := Path(runDir, uuid)
+func (p *Page) locked(runDir, uuid string, f func() error) error {
+	if err := p.mapFile(Path(runDir, uuid), pageSize, magic, f); err != nil {
+		return fmt.Errorf("peer page of GPU %s: %w", uuid, err)
+	}
+	return nil
+}
+
+// mapFile maps a file of that size, which is emptied unless its first word is magic, and calls f while no other process does the same.
+func (p *Page) mapFile(path string, size int64, magic uint32, f func() error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
@@ -96,10 +98,10 @@ func (p *Page) locked(runDir, uuid string, f func() error) (err error) {
 	// The mapping keeps the file open, and with it the lock.
 	defer func() { _ = unix.Flock(int(file.Fd()), unix.LOCK_UN) }()
 	// Not a hole: to write there where the file system is full would kill who does.
-	if err := unix.Fallocate(int(file.Fd()), 0, 0, pageSize); err != nil {
+	if err := unix.Fallocate(int(file.Fd()), 0, 0, size); err != nil {
 		return fmt.Errorf("allocate: %w", err)
 	}
-	if p.mem, err = unix.Mmap(int(file.Fd()), 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if p.mem, err = unix.Mmap(int(file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map: %w", err)
 	}
 	if p.u32(offMagic).Load() != magic {

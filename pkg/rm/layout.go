@@ -363,7 +363,19 @@ const (
 	SubdeviceID = 0
 
 	// NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS: class 0xa06c.
+	TSGVASpace    = 8
 	TSGEngineType = 12
+
+	// NV_CTXSHARE_ALLOCATION_PARAMETERS: class 0x9067.
+	ContextShareVASpace = 0
+
+	// NV_MEMORY_VIRTUAL_ALLOCATION_PARAMS: class 0x70.
+	AllMemoryVASpace = 16
+	NoAddressSpace   = 1<<32 - 1 // NV_MEMORY_VIRTUAL_SYSMEM_DYNAMIC_HVASPACE: memory without addresses, no handle
+
+	// NV503B_ALLOC_PARAMETERS: class 0x503b.
+	P2PSubdevice = 0
+	P2PPeer      = 4
 
 	// NV_CHANNEL_ALLOC_PARAMS: the *_CHANNEL_GPFIFO classes.
 	ChannelFlags           = 20

@@ -174,6 +174,11 @@ func (s *State) checkProcess(c *checker, gpus int) {
 	for _, x := range p.OldRM {
 		c.that(x.Handle > 0 && (x.FD > 0 || x.File > 0), "an RM client of a guard that was killed has no name, or no file")
 	}
+	threads := map[int]bool{}
+	for _, x := range p.Roots {
+		c.that(x.TID > 0 && !threads[x.TID], "thread %d in a root alloc", x.TID)
+		threads[x.TID] = true
+	}
 	for _, i := range p.Instances {
 		c.gpu(i, 0, gpus)
 	}

@@ -78,7 +78,15 @@ type Process struct {
 	AllEndedAt  int64          `json:"allEndedAt,omitempty"`
 	AuditUntil  int64          `json:"auditUntil,omitempty"`
 	WindowsRest int64          `json:"windowsRest,omitempty"`
+	Roots       []Root         `json:"roots,omitempty"`
 	Record      *ledger.Record `json:"record,omitempty"` // the container's, as events told it last
+}
+
+// Root is a root alloc that is settled, and whose thread may not have left the call.
+type Root struct {
+	TID   int       `json:"tid"`
+	Args  [3]uint64 `json:"args"`
+	Since int64     `json:"since"`
 }
 
 // RMClient is the guard's own.
