@@ -28,6 +28,7 @@ type mortal struct {
 	*inProcess
 	guard  *Guard
 	any    bool         // also in calls of which nobody can tell what came of them
+	memory bool         // only in calls by which memory comes or goes
 	calls  atomic.Int64 // until it dies; below 0: it lives
 	before atomic.Bool  // the driver is not asked any more
 	own    atomic.Bool  // it dies in a call of the guard's own, which has no caller
@@ -37,7 +38,7 @@ type mortal struct {
 
 func (d *mortal) Exec(t Target, call *rm.Call) (e syscall.Errno) {
 	d.stayIfDead()
-	dies := !makesClient(call) && (d.any || d.own.Load() == (t.PID == 0) && d.decidable(t, call)) && d.calls.Add(-1) == 0
+	dies := !makesClient(call) && (!d.memory || ofMemory(call)) && (d.any || d.own.Load() == (t.PID == 0) && d.decidable(t, call)) && d.calls.Add(-1) == 0
 	if !dies || !d.before.Load() {
 		e = d.inProcess.Exec(t, call)
 	}
@@ -52,6 +53,25 @@ func (d *mortal) Exec(t Target, call *rm.Call) (e syscall.Errno) {
 // makesClient: with a real driver the task makes its clients itself, and their files close by themselves.
 func makesClient(call *rm.Call) bool {
 	return !rm.UVMShaped(call.Cmd) && call.NR() == rm.EscAlloc && rm.U32(call.Outer, rm.AllocRoot) == 0
+}
+
+// ofMemory: memory comes or goes by it, or is mapped.
+func ofMemory(call *rm.Call) bool {
+	switch call.Cmd {
+	case rm.UVMMapExternal, rm.UVMUnmapExternal, rm.UVMFree:
+		return true
+	}
+	if rm.UVMShaped(call.Cmd) {
+		return false
+	}
+	switch call.NR() {
+	case rm.EscAlloc:
+		class := rm.U32(call.Outer, rm.AllocClass)
+		return class == classVidmem || class == classSystem
+	case rm.EscVidHeapControl, rm.EscDupObject, rm.EscFree, rm.EscMapMemory:
+		return true
+	}
+	return false
 }
 
 func (d *mortal) stayIfDead() {
@@ -262,8 +282,10 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 	}()
 	d.before.Store(random.IntN(2) == 0)
 	d.calls.Store(1 + random.Int64N(400))
-	if d.own.Store(random.IntN(2) == 0); d.own.Load() && !any { // there are fewer
+	if d.own.Store(random.IntN(4) == 0); d.own.Load() && !any { // there are fewer
 		d.calls.Store(1 + random.Int64N(60))
+	} else if d.memory = random.IntN(4) > 0; d.memory {
+		d.calls.Store(1 + random.Int64N(40))
 	}
 	ops := walk.Generate(seed, walk.Kind{Steps: walkSteps / 4, Procs: 3, Limit: uint64(testLimit)})
 	step, err := w.run(ops)
