@@ -38,7 +38,8 @@ type mortal struct {
 
 func (d *mortal) Exec(t Target, call *rm.Call) (e syscall.Errno) {
 	d.stayIfDead()
-	dies := !makesClient(call) && (!d.memory || ofMemory(call)) && (d.any || d.own.Load() == (t.PID == 0) && d.decidable(t, call)) && d.calls.Add(-1) == 0
+	dies := !makesClient(call) && (!d.memory || ofMemory(call)) &&
+		(d.any || d.own.Load() == (t.PID == 0) && d.decidable(t, call)) && d.calls.Add(-1) == 0
 	if !dies || !d.before.Load() {
 		e = d.inProcess.Exec(t, call)
 	}
