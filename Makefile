@@ -96,7 +96,9 @@ support: ## what cgpu was tried with; writes docs/support.md
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh $(FUZZTIME)
 
-install: build ## binaries and limiter into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
+# What is built is not built again: sudo's PATH often has no go, and root's cache would begin with nothing.
+built = $(if $(wildcard $(BIN)/$1),,$2)
+install: $(call built,cgpu-runtime,build) ## what is built into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
 	install -m 0755 $(BIN)/cgpu-load $(DESTDIR)$(PREFIX)/lib/cgpu/
@@ -114,7 +116,7 @@ install: build ## binaries and limiter into PREFIX (/usr/local), systemd units w
 
 # Not a part of install: only nodes of Kubernetes that do without the DaemonSet in deploy/ want it, and it is large.
 .PHONY: install-agent
-install-agent: $(BIN)/cgpu-agent # cgpu-agent and its systemd unit into PREFIX
+install-agent: $(call built,cgpu-agent,$(BIN)/cgpu-agent) # cgpu-agent and its systemd unit into PREFIX
 	install -D -m 0755 $(BIN)/cgpu-agent -t $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/bin/|$(PREFIX)/bin/|g' configs/cgpu-agent.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-agent.service
@@ -122,7 +124,7 @@ install-agent: $(BIN)/cgpu-agent # cgpu-agent and its systemd unit into PREFIX
 
 # Not a part of install either: it is for the machines of people, with kubectl.
 .PHONY: install-kubectl
-install-kubectl: $(BIN)/kubectl-cgpu # the plugin of kubectl and its completion into PREFIX
+install-kubectl: $(call built,kubectl-cgpu,$(BIN)/kubectl-cgpu) # the plugin of kubectl and its completion into PREFIX
 	install -D -m 0755 $(BIN)/kubectl-cgpu packaging/kubectl_complete-cgpu -t $(DESTDIR)$(PREFIX)/bin
 
 .PHONY: package package-test

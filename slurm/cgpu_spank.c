@@ -267,7 +267,7 @@ int slurm_spank_task_post_fork(spank_t sp, int ac, char **av)
 	return ESPANK_SUCCESS;
 }
 
-// What the helper says: cmd/cgpu/slurm.go.
+// What the helper says: pkg/slurm/task.
 enum { OPEN, HIDDEN, GUARDED, REFUSED };
 struct head {
 	uint32_t kind, majors, program, text, limiter;

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"io"
 	"os"
 
@@ -39,4 +40,9 @@ func helpFirst(args []string) []string {
 		return append(args[:1:1], "version")
 	}
 	return args
+}
+
+// typed tells the value of a flag, and whether it was given, to whom a refusal names flags.
+func typed(c *cli.Context) func(flag string) (string, bool) {
+	return func(flag string) (string, bool) { return fmt.Sprint(c.Value(flag)), c.IsSet(flag) }
 }

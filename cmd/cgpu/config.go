@@ -26,11 +26,7 @@ func configCommand() *cli.Command {
 			"over. The exit status is 1 when something is wrong; the message has the line or the key, the value, and what is wanted.\n\n" +
 			"Examples:\n   cgpu config check\n   cgpu config check ./cgpu.toml && sudo install -m 0644 cgpu.toml /etc/cgpu/",
 		Flags: []cli.Flag{outputFlag()},
-		Action: func(c *cli.Context) error {
-			inJSON, err := wantsJSON(c)
-			if err != nil {
-				return err
-			}
+		Action: inFormat(func(c *cli.Context, inJSON bool) error {
 			if c.Args().First() != "check" || c.NArg() > 2 {
 				return usageError{fmt.Errorf("config: want check [FILE]%s; see cgpu config --help",
 					suggest.DidYouMean(c.Args().First(), []string{"check"}))}
@@ -42,7 +38,7 @@ func configCommand() *cli.Command {
 				return fmt.Errorf("config: %w", err)
 			}
 			_, bad := config.Load(path)
-			_, err = os.Stat(path)
+			_, err := os.Stat(path)
 			v := configView{File: path, Present: !errors.Is(err, fs.ErrNotExist)}
 			if bad != nil {
 				v.Fault = bad.Error()
@@ -59,7 +55,7 @@ func configCommand() *cli.Command {
 			}
 			_, err = fmt.Fprintf(c.App.Writer, "%s %s\n", path, text)
 			return err
-		},
+		}),
 	}
 }
 

@@ -74,16 +74,23 @@ func eventsCommand() *cli.Command {
 				}
 				return nil
 			}
-			if q.GPUs, err = gpusOf(runDir, c.StringSlice("gpu")); err != nil {
-				return fmt.Errorf("events: --gpu: %w", err)
+			if names := c.StringSlice("gpu"); len(names) > 0 {
+				t, err := node.Load(runDir)
+				if err != nil {
+					return err
+				}
+				if q.GPUs, err = node.UUIDs(t, strings.Join(names, ",")); err != nil {
+					return fmt.Errorf("events: --gpu: %w", err)
+				}
 			}
 			_ = event.TellRefused(runDir) // root may; others cannot read either
 			past, err := event.Read(runDir)
 			if err != nil {
 				return eventsError(err)
 			}
-			q.Name = query.NamesOf(ledger.Open(runDir), past)
-			if err := knownContainers(q, past, runDir); err != nil && !c.Bool("follow") { // it may be started yet
+			book := ledger.Open(runDir)
+			q.Name = query.NamesOf(book, past)
+			if err := q.Known(past, book); err != nil && !c.Bool("follow") { // it may be started yet
 				return fmt.Errorf("events: %w", err)
 			}
 			if !c.Bool("follow") {
@@ -118,39 +125,6 @@ func eventsError(err error) error {
 		return fmt.Errorf("events: %w: cgpu refresh makes the run directory", err)
 	}
 	return err
-}
-
-// gpusOf are the UUIDs of GPUs as people call them.
-func gpusOf(runDir string, names []string) (uuids []string, err error) {
-	if len(names) == 0 {
-		return nil, nil
-	}
-	t, err := node.Load(runDir)
-	if err != nil {
-		return nil, err
-	}
-	for name := range strings.SplitSeq(strings.Join(names, ","), ",") {
-		g, err := node.FindGPU(t, strings.TrimSpace(name))
-		if err != nil {
-			return nil, err
-		}
-		uuids = append(uuids, g.UUID)
-	}
-	return uuids, nil
-}
-
-// knownContainers refuses a name that neither an event nor the ledger has: it is a misspelling, and nothing would be printed.
-func knownContainers(q query.Query, past []event.Event, runDir string) error {
-	for _, name := range q.Containers {
-		one := query.Query{Containers: []string{name}, Name: q.Name}
-		if len(one.Pick(slices.Clone(past))) > 0 {
-			continue
-		}
-		if _, err := node.FindContainer(ledger.Open(runDir), name); errors.Is(err, ledger.ErrNotFound) {
-			return fmt.Errorf("--container %q: no event and no container that runs has this ID or name; cgpu smi lists those that run", name)
-		}
-	}
-	return nil
 }
 
 func eventQuery(c *cli.Context, now time.Time) (query.Query, error) {

@@ -28,3 +28,8 @@ func filterFlags() []cli.Flag {
 func selectionOf(c *cli.Context) (view.Selection, error) {
 	return view.NewSelection(c.StringSlice("gpu"), c.StringSlice("container"), c.StringSlice("filter"))
 }
+
+// containerHelp says what a command takes for a container.
+const containerHelp = "CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows; of two that have one ID, under " +
+	"two\n" +
+	"engines or namespaces of containerd, it is the nonce, which cgpu smi shows for them."

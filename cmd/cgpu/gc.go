@@ -24,17 +24,13 @@ func gcCommand() *cli.Command {
 			"Examples:\n   cgpu gc\n   cgpu gc -o json | jq '.removed[].id'",
 		Flags:  []cli.Flag{outputFlag()},
 		Before: noArguments,
-		Action: func(c *cli.Context) error {
-			inJSON, err := wantsJSON(c)
-			if err != nil {
-				return err
-			}
+		Action: inFormat(func(c *cli.Context, inJSON bool) error {
 			done, err := gc.Collect(device.RunDir())
 			print := done.Print
 			if inJSON {
 				print = func(w io.Writer) error { return terminal.EncodeJSON(w, done, "  ") }
 			}
 			return errors.Join(print(c.App.Writer), err)
-		},
+		}),
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/node"
@@ -99,26 +100,12 @@ func clearHealth(c *cli.Context, name string) error {
 	}
 	gpus := t.GPUs
 	if name != "all" {
-		g, err := node.FindGPU(t, name)
-		if err != nil {
+		if gpus, err = node.FindGPUs(t, name); err != nil {
 			return fmt.Errorf("health: %w", err)
 		}
-		gpus = []device.GPU{g}
 	}
-	for _, g := range gpus {
-		cleared, err := health.Clear(runDir, g.UUID)
-		if err != nil {
-			return err
-		}
-		if len(cleared) == 0 {
-			fmt.Fprintf(w, "GPU %d: nothing was reported of it\n", g.Index)
-			continue
-		}
-		before := health.State{GPUs: map[string][]health.Fault{g.UUID: cleared}}
-		if err := health.Tell(runDir, t, before, health.State{}); err != nil {
-			return err
-		}
-		fmt.Fprintf(w, "GPU %d: forgotten: %s\n", g.Index, before.Why(g.UUID))
+	if err := control.ClearHealth(w, runDir, t, gpus); err != nil {
+		return err
 	}
 	if inJSON {
 		return showHealth(c)

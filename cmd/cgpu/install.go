@@ -4,7 +4,6 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -15,8 +14,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/engine"
 	"github.com/opencgpu/cgpu/pkg/hostinstall"
 	"github.com/opencgpu/cgpu/pkg/install"
-	"github.com/opencgpu/cgpu/pkg/schema"
-	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func installCommand() *cli.Command {
@@ -117,35 +114,10 @@ func installed(c *cli.Context, t install.Target, o install.Order, do func(io.Wri
 	if err != nil {
 		return err
 	}
-	if !inJSON {
-		return do(c.App.Writer, o)
+	if inJSON {
+		return t.InJSON(c.App.Writer, o, do)
 	}
-	done := schema.Install{Schema: schema.Version, Engine: t.Name, Runtime: o.Name, Config: o.Config, DryRun: o.DryRun,
-		Files: []schema.InstallFile{}, Lines: []string{}}
-	o.Edited = func(e engine.Edit) { done.Files = append(done.Files, installFile(e, o.DryRun)) }
-	var text strings.Builder
-	err = do(&text, o)
-	for line := range strings.Lines(text.String()) {
-		done.Lines = append(done.Lines, strings.TrimSuffix(line, "\n"))
-	}
-	if err != nil && len(done.Files) == 0 {
-		return err
-	}
-	return errors.Join(terminal.EncodeJSON(c.App.Writer, done, "  "), err)
-}
-
-func installFile(e engine.Edit, dryRun bool) schema.InstallFile {
-	f := schema.InstallFile{Path: e.Path, Change: "edited"}
-	switch {
-	case e.Before == nil:
-		f.Change = "made"
-	case e.After == nil:
-		f.Change = "removed"
-	}
-	if dryRun {
-		f.Diff = engine.Diff(e)
-	}
-	return f
+	return do(c.App.Writer, o)
 }
 
 // installArguments reads what install and uninstall have in common.

@@ -74,7 +74,7 @@ func app() *cli.App {
 		HideVersion:     true,
 		HideHelpCommand: true,
 		Description: "The state of the node is below " + device.DefaultRunDir + " (CGPU_RUN_DIR names another folder), its\n" +
-			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG).\n\n" +
+			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG). Nearly all commands need root.\n\n" +
 			"cgpu help COMMAND, or cgpu COMMAND --help, tells of a command; cgpu --version prints the version.",
 		OnUsageError: badFlag("", nil),
 		// -e A=0,1 is one variable.
@@ -114,11 +114,7 @@ func refreshCommand() *cli.Command {
 			"Examples:\n   cgpu refresh\n   cgpu refresh -o json | jq '.gpus[].uuid'",
 		Flags:  []cli.Flag{outputFlag()},
 		Before: noArguments,
-		Action: func(c *cli.Context) error {
-			inJSON, err := wantsJSON(c)
-			if err != nil {
-				return err
-			}
+		Action: inFormat(func(c *cli.Context, inJSON bool) error {
 			helper, err := device.Program("cgpu-refresh")
 			if err != nil {
 				return err
@@ -134,7 +130,7 @@ func refreshCommand() *cli.Command {
 				return view.PrintJSON(c.App.Writer, v)
 			}
 			return fmt.Errorf("%s: %w", helper, syscall.Exec(helper, []string{helper, "-v", "-force"}, os.Environ()))
-		},
+		}),
 	}
 }
 
@@ -155,17 +151,13 @@ func versionCommand() *cli.Command {
 			"describes (schema).\n\nExamples:\n   cgpu version\n   cgpu version -o json | jq .schema",
 		Flags:  []cli.Flag{outputFlag()},
 		Before: noArguments,
-		Action: func(c *cli.Context) error {
-			inJSON, err := wantsJSON(c)
-			if err != nil {
-				return err
-			}
+		Action: inFormat(func(c *cli.Context, inJSON bool) error {
 			if inJSON {
 				return terminal.EncodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, schema.Version},
 					"  ")
 			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
-		},
+		}),
 	}
 }

@@ -26,6 +26,17 @@ func wantsJSON(c *cli.Context) (bool, error) {
 	return format == "json", nil
 }
 
+// inFormat is an Action that is told what -o asks for.
+func inFormat(do func(c *cli.Context, inJSON bool) error) cli.ActionFunc {
+	return func(c *cli.Context) error {
+		inJSON, err := wantsJSON(c)
+		if err != nil {
+			return err
+		}
+		return do(c, inJSON)
+	}
+}
+
 // printContainer prints what cgpu smi would of a container, for scripts that have changed it.
 func printContainer(w io.Writer, runDir, nonce string) error {
 	only, err := view.NewSelection(nil, []string{nonce}, nil)

@@ -53,13 +53,8 @@ func policyCommand() *cli.Command {
 			}
 			gpus := t.GPUs
 			if names := c.Args().First(); names != "" && names != "all" {
-				gpus = nil
-				for name := range strings.SplitSeq(names, ",") {
-					g, err := node.FindGPU(t, name)
-					if err != nil {
-						return fmt.Errorf("policy: %w", err)
-					}
-					gpus = append(gpus, g)
+				if gpus, err = node.FindGPUs(t, names); err != nil {
+					return fmt.Errorf("policy: %w", err)
 				}
 			}
 			if change != nil {

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -15,8 +14,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/hostrun"
 	"github.com/opencgpu/cgpu/pkg/hostrun/runner"
 	"github.com/opencgpu/cgpu/pkg/launch"
-	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -81,15 +78,6 @@ func runGuardCommand() *cli.Command {
 	}
 }
 
-// Variables under which pkg/quota and pkg/admit know what the flags ask for.
-var runFlags = []struct{ flag, variable, remedy string }{
-	{"memory", "ALIYUN_COM_GPU_MEM_CONTAINER", "ask for less"},
-	{"gpu", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "cgpu smi lists the GPUs of this machine"},
-	{"weight", "ALIYUN_COM_GPU_SCHD_WEIGHT", ""},
-	{"percent", "ALIYUN_COM_GPU_CORE_PERCENTAGE", ""},
-	{"spill", "CGPU_MEM_SPILL", ""},
-}
-
 // runQuota reads the flags.
 func runQuota(c *cli.Context) (*quota.Quota, error) {
 	if !c.IsSet("memory") {
@@ -99,7 +87,7 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &quota.Quota{Memory: quota.Memory{Fixed: *req.Limit}, NoLimiter: c.Bool("no-limiter"), Asked: map[string]string{}}
+	q := &quota.Quota{Memory: quota.Memory{Fixed: *req.Limit}, NoLimiter: c.Bool("no-limiter")}
 	q.Priority = quota.PriorityDefault
 	if req.Spill != nil {
 		q.Spill = *req.Spill
@@ -124,41 +112,8 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 			q.Visible.IDs = append(q.Visible.IDs, id)
 		}
 	}
-	for _, f := range runFlags {
-		if c.IsSet(f.flag) {
-			q.Asked[f.variable] = fmt.Sprint(c.Value(f.flag))
-		}
-	}
+	q.Asked = runner.Asked(typed(c))
 	return q, nil
-}
-
-// runRefused names flags where a refusal is about variables, which nobody has set here.
-func runRefused(c *cli.Context, err error) error {
-	if r, ok := errors.AsType[*ledger.Refusal](err); ok && !r.Time && !r.Spill {
-		where := ""
-		if r.GPU.UUID != "" {
-			where = r.GPU.String() + ": "
-		}
-		return fmt.Errorf("run: --memory %q: %s%s; %s", c.String("memory"), where, r.Reason, r.Remedy)
-	}
-	e, ok := errors.AsType[*quota.Error](err)
-	if !ok {
-		return err
-	}
-	for _, f := range runFlags {
-		if f.variable != e.Variable {
-			continue
-		}
-		text := fmt.Sprintf("run: --%s %q: %s", f.flag, fmt.Sprint(c.Value(f.flag)), e.Reason)
-		if f.remedy != "" && (e.Remedy == "" || strings.Contains(e.Remedy, "ALIYUN_")) {
-			return fmt.Errorf("%s; %s", text, f.remedy)
-		}
-		if e.Remedy != "" {
-			return fmt.Errorf("%s; %s", text, e.Remedy)
-		}
-		return errors.New(text)
-	}
-	return err
 }
 
 // runOn becomes the command on a slice as asked in q.
@@ -166,11 +121,11 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	env := os.Environ()
 	runner.CleanEnvironment()
 	runner.IgnoreStops()
-	user, err := runUser(c)
+	user, err := runner.User(c.String("user"))
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
 	}
-	name, err := nameOfRun(c)
+	name, err := runner.Name(c.String("name"), c.Args().Slice())
 	if err != nil {
 		return err
 	}
@@ -179,7 +134,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 		return err
 	}
 	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runGuardName},
-		Refused: func(err error) error { return runRefused(c, err) },
+		Refused: func(err error) error { return runner.Refusal(err, typed(c)) },
 		Run:     hostrun.Run{RunDir: device.RunDir(), User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)}})
 }
 
@@ -189,28 +144,4 @@ const inheritedKey = "inherited"
 func inherited(a *cli.App) hostrun.Inherited {
 	in, _ := a.Metadata[inheritedKey].(hostrun.Inherited) // none, unless main made the App
 	return in
-}
-
-// runUser decides who the command runs as. A user who may use sudo for cgpu run only must not name the files that it trusts.
-func runUser(c *cli.Context) (hostrun.User, error) {
-	if os.Geteuid() != 0 {
-		return hostrun.User{},
-			errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
-	}
-	caller := hostrun.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
-	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG"} {
-		if value := os.Getenv(name); value != "" && caller.ThroughSudo() {
-			return hostrun.User{}, fmt.Errorf("%s=%q: is not taken from a user who comes through sudo: unset it", name, value)
-		}
-	}
-	return hostrun.Whom(c.String("user"), caller, hostrun.Lookup)
-}
-
-// nameOfRun is what cgpu smi calls the run.
-func nameOfRun(c *cli.Context) (string, error) {
-	given := cmp.Or(c.String("name"), hostrun.Name(c.Args().Slice()))
-	if len(given) > name.MaxLength {
-		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(given), name.MaxLength)
-	}
-	return given, nil
 }

@@ -3,15 +3,12 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -82,59 +79,6 @@ func TestRunQuota(t *testing.T) {
 		})
 		if !called {
 			t.Errorf("%s: not run", test.line)
-		}
-	}
-}
-
-// TestRunRefused: a refusal is about a flag, and no variable of containers is in it.
-func TestRunRefused(t *testing.T) {
-	gpu := ledger.GPU{UUID: "GPU-1", Index: 0}
-	for _, test := range []struct {
-		err  error
-		want string
-	}{
-		{&quota.Error{Variable: "ALIYUN_COM_GPU_MEM_CONTAINER", Value: "99GiB", Reason: "is too much", Remedy: "or set ALIYUN_COM_GPU_MEM_DEV"},
-			`run: --memory "1GiB": is too much; ask for less`},
-		{&quota.Error{Variable: "ALIYUN_COM_GPU_VISIBLE_DEVICES", Value: "7", Reason: "is none"},
-			`run: --gpu "7": is none; cgpu smi lists the GPUs of this machine`},
-		{&quota.Error{Variable: "ALIYUN_COM_GPU_CORE_PERCENTAGE", Value: "30", Reason: "is not free", Remedy: "wait"},
-			`run: --percent "30": is not free; wait`},
-		{&quota.Error{Variable: "CGPU_MEM_SPILL", Reason: "is not free"}, `run: --spill "2GiB": is not free`},
-		{fmt.Errorf("x: %w", &ledger.Refusal{GPU: gpu, Reason: "asked for much", Remedy: "wait"}),
-			`run: --memory "1GiB": GPU 0 (GPU-1): asked for much; wait`},
-		{&ledger.Refusal{Reason: "asked for much", Remedy: "wait"}, `run: --memory "1GiB": asked for much; wait`},
-		{&ledger.Refusal{GPU: gpu, Time: true, Reason: "its policy is native", Remedy: "choose another"},
-			`GPU 0 (GPU-1): its policy is native; choose another`},
-		{errors.New("other"), "other"},
-	} {
-		asRun(t, "--memory 1GiB --gpu 7 --percent 30 --spill 2GiB x", func(c *cli.Context) {
-			if got := runRefused(c, test.err).Error(); got != test.want {
-				t.Errorf("got  %s\nwant %s", got, test.want)
-			}
-		})
-	}
-}
-
-// TestRunFlags holds the table of flags to the names that pkg/quota uses in its refusals.
-func TestRunFlags(t *testing.T) {
-	env := map[string]string{}
-	for _, f := range runFlags {
-		env[f.variable] = map[string]string{"memory": "1GiB", "gpu": "0"}[f.flag]
-		if env[f.variable] == "" {
-			env[f.variable] = "1"
-		}
-	}
-	var list []string
-	for name, value := range env {
-		list = append(list, name+"="+value)
-	}
-	q, err := quota.FromSpec(list, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name := range env {
-		if _, ok := q.Asked[name]; !ok {
-			t.Errorf("quota does not know %s", name)
 		}
 	}
 }

@@ -5,9 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -58,27 +56,22 @@ func setCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if err := changeOnly(c, t, &req); err != nil {
-				return fmt.Errorf("set: --gpu: %w", err)
+			if c.IsSet("gpu") {
+				if req.Only, err = node.UUIDs(t, c.String("gpu")); err != nil {
+					return fmt.Errorf("set: --gpu: %w", err)
+				}
 			}
 			old, err := node.FindContainer(ledger.Open(runDir), c.Args().First())
 			if err != nil {
 				return err
 			}
-			if err := enforceable(old, req); err != nil {
+			change := control.Set{Table: t, Old: old, Request: req, Typed: typed(c)}
+			if err := change.Check(c.Bool("force")); err != nil {
 				return err
-			}
-			if err := limitOfCard(c, t, old, req); err != nil {
-				return err
-			}
-			if !c.Bool("force") {
-				if err := roomToShrink(c, t, old, req); err != nil {
-					return err
-				}
 			}
 			changed, err := control.ChangeContainer(runDir, t, old, req)
 			if err != nil {
-				return refusedFlag(c, err)
+				return change.Refusal(err)
 			}
 			if inJSON {
 				return printContainer(c.App.Writer, runDir, old.Nonce)
@@ -86,42 +79,6 @@ func setCommand() *cli.Command {
 			return view.PrintChange(c.App.Writer, t, old, changed, req)
 		},
 	}
-}
-
-// changeOnly reads --gpu.
-func changeOnly(c *cli.Context, t *device.Table, req *ledger.ChangeRequest) error {
-	if !c.IsSet("gpu") {
-		return nil
-	}
-	for name := range strings.SplitSeq(c.String("gpu"), ",") {
-		g, err := node.FindGPU(t, strings.TrimSpace(name))
-		if err != nil {
-			return err
-		}
-		req.Only = append(req.Only, g.UUID)
-	}
-	return nil
-}
-
-// limitOfCard refuses a limit that no card of the container's has room for, whoever else is there: in the words that were typed, which
-// the ledger does not know.
-func limitOfCard(c *cli.Context, t *device.Table, r ledger.Record, req ledger.ChangeRequest) error {
-	if req.Limit == nil {
-		return nil
-	}
-	for _, v := range r.VGPUs {
-		i := slices.IndexFunc(t.GPUs, func(g device.GPU) bool { return g.UUID == v.UUID })
-		if i < 0 || !req.Changes(v.UUID) || *req.Limit == v.Limit {
-			continue
-		}
-		g := t.GPUs[i]
-		if *req.Limit >= quota.MinMemory && *req.Limit <= g.Memory {
-			continue
-		}
-		return fmt.Errorf("set: --memory %q: is %s: want %s to the %s of GPU %d; a number alone is GiB, 6000MiB are MiB",
-			c.String("memory"), *req.Limit, quota.MinMemory, g.Memory.FloorMiB(), g.Index)
-	}
-	return nil
 }
 
 // changeOf reads the flags.
@@ -169,70 +126,4 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 		return req, errors.New("nothing to change: want --memory, --spill, --weight, --percent or --priority")
 	}
 	return req, nil
-}
-
-// enforceable refuses what needs a guard, for a container that has only the preload library, or only the driver.
-func enforceable(r ledger.Record, req ledger.ChangeRequest) error {
-	switch {
-	case req.Weight != nil && *req.Weight > 1 && r.DriverOnly:
-		return control.RefusePreload(r, "set", "weight", "share out time by weight")
-	case req.Spill != nil && *req.Spill != 0:
-		return control.RefusePreload(r, "set", "spill", "serve device memory from host memory")
-	case req.Percent != nil && *req.Percent != 0:
-		return control.RefusePreload(r, "set", "percent", "enforce a percentage")
-	case req.Priority != nil && *req.Priority != quota.PriorityDefault:
-		return control.RefusePreload(r, "set", "priority", "carry out priorities")
-	}
-	return nil
-}
-
-// roomToShrink refuses a limit or spill below what the container uses, or below what it has when nobody knows its use.
-func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.ChangeRequest) error {
-	s := control.ShortageOf(t, r, req)
-	if s == nil {
-		return nil
-	}
-	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", view.MiB(s.Use.Used), view.MiB(s.Use.Limit))
-	if s.Spill {
-		flag, uses = "spill", "has spilled "+view.MiB(s.Use.Spilled)
-	}
-	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), view.ShortID(r.ID))
-	if s.Unknown != nil {
-		who := "guard does not answer"
-		if r.Preload {
-			who = "vGPU page cannot be read"
-		}
-		if r.DriverOnly {
-			who = "driver alone counts it"
-		}
-		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway",
-			about, who, s.Unknown)
-	}
-	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits",
-		about, uses, s.Use.Index)
-}
-
-// refusedFlag names the flag that the ledger's refusal is about.
-func refusedFlag(c *cli.Context, err error) error {
-	r, ok := errors.AsType[*ledger.Refusal](err)
-	if !ok {
-		return err
-	}
-	flags := []string{"memory"}
-	switch {
-	case r.Time:
-		flags = []string{"percent", "weight", "priority"}
-	case r.Spill:
-		flags = []string{"spill"}
-	}
-	where := ""
-	if r.GPU.UUID != "" {
-		where = r.GPU.String() + ": "
-	}
-	for _, name := range flags {
-		if c.IsSet(name) {
-			return fmt.Errorf("set: --%s %q: %s%s; %s", name, fmt.Sprint(c.Value(name)), where, r.Reason, r.Remedy)
-		}
-	}
-	return err
 }

@@ -45,7 +45,7 @@ func TestEnded(t *testing.T) {
 
 func TestSMIWithoutTable(t *testing.T) {
 	_, err := node.View(t.TempDir())
-	if !errors.Is(err, device.ErrMissing) || !strings.Contains(err.Error(), "cgpu refresh") {
+	if !errors.Is(err, device.ErrMissing) || !strings.HasPrefix(err.Error(), "launch: ") {
 		t.Errorf("got %v", err)
 	}
 }

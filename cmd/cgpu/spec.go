@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -14,7 +13,6 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/dryrun"
-	"github.com/opencgpu/cgpu/pkg/spec"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
@@ -49,7 +47,7 @@ func specCommand() *cli.Command {
 					return usageError{fmt.Errorf("spec: -e %q: want VAR=VALUE", e)}
 				}
 			}
-			raw, err := readSpec(path)
+			raw, err := dryrun.Read(path)
 			if err != nil {
 				return err
 			}
@@ -57,7 +55,7 @@ func specCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			d := dryrun.DryRun{RunDir: device.RunDir(), Version: version, Table: c.String("table"), Hook: hook, ID: idOf(path),
+			d := dryrun.DryRun{RunDir: device.RunDir(), Version: version, Table: c.String("table"), Hook: hook, ID: dryrun.IDOf(path),
 				Folder: filepath.Dir(path)}
 			edited, reasons, err := d.Edit(raw, c.StringSlice("e"))
 			if err != nil {
@@ -72,27 +70,4 @@ func specCommand() *cli.Command {
 			return err
 		},
 	}
-}
-
-// idOf is the container's ID: engines call the bundle's folder so.
-func idOf(path string) string {
-	if abs, err := filepath.Abs(path); err == nil && path != "-" {
-		if id := filepath.Base(filepath.Dir(abs)); id != "/" {
-			return id
-		}
-	}
-	return "container"
-}
-
-func readSpec(path string) ([]byte, error) {
-	in := os.Stdin
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		in = f
-	}
-	return io.ReadAll(io.LimitReader(in, 16*spec.MaxSize))
 }

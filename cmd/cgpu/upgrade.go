@@ -3,27 +3,20 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"slices"
 	"syscall"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
-	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/upgrade"
-	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 const (
@@ -66,7 +59,7 @@ func upgradeGuards(c *cli.Context) error {
 	if parallel < 1 || parallel > maxParallel {
 		return usageError{fmt.Errorf("upgrade: --parallel %d: want 1 to %d", parallel, maxParallel)}
 	}
-	program, err := guardProgram(c.String("program"))
+	program, err := upgrade.Program(c.String("program"))
 	if err != nil {
 		return err
 	}
@@ -77,27 +70,15 @@ func upgradeGuards(c *cli.Context) error {
 	ctx, stop := signal.NotifyContext(c.Context, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second Ctrl-C does not wait for guards
-	report := upgradeReport{w: c.App.Writer, quiet: inJSON}
-	upgrade.Guards(ctx, records, program, parallel, report.add)
+	report := upgrade.Report{}
+	if !inJSON {
+		report.Lines = c.App.Writer
+	}
+	upgrade.Guards(ctx, records, program, parallel, report.Add)
 	if inJSON {
-		err = terminal.EncodeJSON(c.App.Writer, report.view(), "  ")
+		err = terminal.EncodeJSON(c.App.Writer, report.View(), "  ")
 	}
-	return errors.Join(err, report.err(len(records)))
-}
-
-// guardProgram is the path of the program, from the root.
-func guardProgram(path string) (string, error) {
-	if path == "" {
-		return device.Program("cgpu-guard")
-	}
-	absolute, err := filepath.Abs(path)
-	if err != nil {
-		return "", fmt.Errorf("upgrade: --program %q: %w", path, err)
-	}
-	if info, err := os.Stat(absolute); err != nil || !info.Mode().IsRegular() {
-		return "", fmt.Errorf("upgrade: --program %q: want the path of a cgpu-guard (%w)", path, cmp.Or(err, errors.New("it is no file")))
-	}
-	return absolute, nil
+	return errors.Join(err, report.Err(len(records)))
 }
 
 func toUpgrade(c *cli.Context) ([]ledger.Record, error) {
@@ -107,58 +88,4 @@ func toUpgrade(c *cli.Context) ([]ledger.Record, error) {
 		return []ledger.Record{r}, err
 	}
 	return book.List()
-}
-
-// upgradeReport says what came of each container.
-type upgradeReport struct {
-	w       io.Writer
-	quiet   bool
-	results []upgrade.Result
-}
-
-func (u *upgradeReport) add(r upgrade.Result) {
-	u.results = append(u.results, r)
-	if u.quiet {
-		return
-	}
-	text := map[upgrade.Outcome]string{
-		upgrade.Done:    fmt.Sprintf("upgraded; its GPU calls waited for %s", shortTime(r.Stall)),
-		upgrade.Already: "is of that version already",
-		upgrade.Gone:    "has ended",
-		upgrade.Preload: "has no guard (enforcement = \"preload\"): its next start has the new library",
-		upgrade.Skipped: "not upgraded: stopped",
-		upgrade.Failed:  fmt.Sprintf("not upgraded: %v", r.Err),
-	}[r.Outcome]
-	fmt.Fprintf(u.w, "%s%s: %s\n", view.ShortID(r.ID), view.Label(r.Record), terminal.Printable(text))
-}
-
-// shortTime is a time in milliseconds.
-func shortTime(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seconds()*1e3) }
-
-// err says that some are not what was wanted.
-func (u *upgradeReport) err(of int) error {
-	n := 0
-	for _, r := range u.results {
-		if r.Outcome == upgrade.Failed || r.Outcome == upgrade.Skipped {
-			n++
-		}
-	}
-	if n == 0 {
-		return nil
-	}
-	return fmt.Errorf("upgrade: %d of %s not upgraded; their guards go on as they are, and cgpu upgrade can be called again", n,
-		terminal.Plural(of, "container"))
-}
-
-func (u *upgradeReport) view() schema.Upgrade {
-	v := schema.Upgrade{Containers: []schema.UpgradedContainer{}}
-	for _, r := range u.results {
-		x := schema.UpgradedContainer{ID: r.ID, Outcome: string(r.Outcome), Stall: schema.SecondsOf(r.Stall), Tries: r.Tries}
-		if r.Err != nil {
-			x.Error = r.Err.Error()
-		}
-		v.Containers = append(v.Containers, x)
-	}
-	slices.SortFunc(v.Containers, func(a, b schema.UpgradedContainer) int { return cmp.Compare(a.ID, b.ID) })
-	return v
 }

@@ -161,7 +161,7 @@ func TestRefused(t *testing.T) {
 		{`ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`,
 			[]string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
 		{`GPU 0 (GPU-0): asked for 33.3 % of the GPU's time, but 30 % are free; stop`, []string{on0}},
-		{`ALIYUN_COM_GPU_MEM_CONTAINER="999999": the limit 1023998976MiB is more than the GPU's 15360MiB; a number alone is GiB: write 999999MiB if that is meant`, []string{huge}},
+		{`ALIYUN_COM_GPU_MEM_CONTAINER="999999": the limit 999999GiB is more than the GPU's 15360MiB; a number alone is GiB: write 999999MiB if that is meant`, []string{huge}},
 		{`ALIYUN_COM_GPU_MEM_DEV="4294967296": the limit 1/4294967296 is less than 64MiB of the GPU's 15360MiB; set it to`,
 			[]string{"ALIYUN_COM_GPU_MEM_DEV=4294967296"}},
 		{`ALIYUN_COM_GPU_MEM_CONTAINER="1": GPU 0 (GPU-0): asked for 15360MiB, but 7680MiB are free of 15360MiB, beside 1 container`,

@@ -7,10 +7,67 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/gc"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
+
+// pauseWait is how long a guard has to carry it out: milliseconds are enough, but for a machine that has no processor for it.
+const pauseWait = 10 * time.Second
+
+// Pause pauses a container, or lets it go on, and returns what became of it, as a line.
+func Pause(runDir string, old ledger.Record, paused bool) (string, error) {
+	command, done, already := "resume", "goes on", "was not paused"
+	if paused {
+		command, done, already = "pause", "paused", "was paused already"
+	}
+	if err := RefusePreload(old, command, "", "stop its GPU work"); err != nil {
+		return "", err
+	}
+	r, err := ledger.Open(runDir).Change(old.Nonce, ledger.ChangeRequest{Paused: &paused})
+	if err != nil {
+		return "", err
+	}
+	if old.Paused == paused {
+		done = already
+	}
+	what := view.ShortID(r.ID) + view.Label(old)
+	switch outcome, err := WaitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
+	case CarriedOut:
+		return fmt.Sprintf("%s: %s\n", what, done), nil
+	case NotStarted:
+		return fmt.Sprintf("%s: %s; it has not started yet\n", what, done), nil
+	case GuardGone:
+		return withoutGuard(r, what, paused)
+	default:
+		return "", fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi",
+			command,
+			what, pauseWait, err, runDir)
+	}
+}
+
+// withoutGuard lets run what a guard that is gone has left paused.
+func withoutGuard(r ledger.Record, what string, paused bool) (string, error) {
+	if paused {
+		return "", fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the "+
+			"container, then cgpu gc gives back what it held", what)
+	}
+	n, err := gc.ResumeLeftovers(gpusched.LeftoversFile(r.Socket))
+	if err != nil {
+		return "", fmt.Errorf("resume: container %s: its guard is gone, and what it had paused stays paused (%w); stop the container, then cgpu "+
+			"gc gives back what it held", what, err)
+	}
+	if n == 0 {
+		return "", fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the "+
+			"container, then cgpu gc gives back what it held", what)
+	}
+	return fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what,
+		terminal.Plural(n, "channel")), nil
+}
 
 // Outcome is what became of a pause or resume.
 type Outcome int

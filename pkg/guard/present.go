@@ -40,17 +40,23 @@ func (g *Guard) rewriteAnswer(c *trappedCall, ctl rm.Control, params []byte) {
 	}
 }
 
-// rewriteFBInfo presents a card of the size of the limit. Entries are pairs of index and KiB.
-func (g *Guard) rewriteFBInfo(c *trappedCall, list []byte, count uint32) {
-	gpu := g.account.gpuOf(rm.U32(c.call.Outer, rm.ControlClient), rm.U32(c.call.Outer, rm.ControlObject))
+// limitOf is the account of the GPU that an object is of, or of the only one. False: nobody knows the GPU, or it is the container's whole.
+func (g *Guard) limitOf(client, object uint32) (gpuAccount, bool) {
+	gpu := g.account.gpuOf(client, object)
 	if gpu == noGPU {
 		if len(g.gpus) != 1 {
-			return
+			return gpuAccount{}, false
 		}
 		gpu = 0
 	}
 	u := g.account.usage(gpu)
-	if u.native {
+	return u, !u.native
+}
+
+// rewriteFBInfo presents a card of the size of the limit. Entries are pairs of index and KiB.
+func (g *Guard) rewriteFBInfo(c *trappedCall, list []byte, count uint32) {
+	u, ok := g.limitOf(rm.U32(c.call.Outer, rm.ControlClient), rm.U32(c.call.Outer, rm.ControlObject))
+	if !ok {
 		return
 	}
 	total, free := kib(u.total()), kib(u.free())

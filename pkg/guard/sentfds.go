@@ -23,8 +23,8 @@ import (
 // the device cgroup checks only who opens. There it is the whole GPU. So the guard looks for such holders and ends them.
 //
 // Once a second it looks which processes have the GPU: one guard asks the driver for all of the GPU's (NV2080_CTRL_CMD_GPU_GET_PIDS). One
-// that is new, and not of the container, has its descriptors looked at. The driver does not name a process that made a client and has ended, nor who has only the
-// file; so now and then all processes of the node are looked at.
+// that is new, and not of the container, has its descriptors looked at. The driver does not name a process that made a client and has
+// ended, nor who has only the file; so now and then all processes of the node are looked at.
 //
 // What tells is the mount through which a file was opened: the container's namespace has mounts of its own, also of nodes that are
 // bind mounts of the host's. Processes in the mount namespace of the guard or of the node's first process are the host's, and are let

@@ -100,15 +100,8 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 // rewriteHeapInfo presents the limit in bytes.
 func (g *Guard) rewriteHeapInfo(c *trappedCall, client uint32) {
 	o := c.call.Outer
-	gpu := g.account.gpuOf(client, rm.U32(o, rm.HeapParent))
-	if gpu == noGPU {
-		if len(g.gpus) != 1 {
-			return
-		}
-		gpu = 0
-	}
-	u := g.account.usage(gpu)
-	if u.native {
+	u, ok := g.limitOf(client, rm.U32(o, rm.HeapParent))
+	if !ok {
 		return
 	}
 	free := u.free()

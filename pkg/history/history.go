@@ -98,6 +98,7 @@ type line struct {
 	number, seen int
 	counted      bool // the counters are those of the last look
 	gpu, granted time.Duration
+	ahead        time.Duration // of granted is what the guard's figure stood in for
 	now          Point
 	step         int     // that is not over
 	sum          reading // of it
@@ -135,11 +136,26 @@ func (l *line) read(x snapshot.VGPU, passed time.Duration) reading {
 	}
 	r.got, r.entitled = c.GPUTime-l.gpu, c.Granted-l.granted
 	r.timed = l.counted && r.got >= 0 && r.entitled >= 0
-	l.counted, l.gpu, l.granted = true, c.GPUTime, c.Granted
-	if !r.timed {
-		r.got, r.entitled = 0, 0
+	if r.timed {
+		r.entitled = l.standIn(r, time.Duration(c.Entitled)*passed/time.Duration(sched.Whole))
+	} else {
+		r.got, r.entitled, l.ahead = 0, 0, 0
 	}
+	l.counted, l.gpu, l.granted = true, c.GPUTime, c.Granted
 	return r
+}
+
+// standIn is what r has as entitled, or lately, by what the guard says of the last second, where that is not counted yet: of who is alone
+// on a GPU it is counted once in some seconds, and what he got meanwhile is known.
+func (l *line) standIn(r reading, lately time.Duration) time.Duration {
+	if r.entitled == 0 && r.got > 0 {
+		l.ahead += lately
+		return lately
+	}
+	if l.ahead > 0 {
+		r.entitled, l.ahead = max(r.entitled-l.ahead, min(lately, r.entitled)), 0
+	}
+	return r.entitled
 }
 
 // add takes a reading into the step, and ends steps that are over.

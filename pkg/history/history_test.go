@@ -80,6 +80,37 @@ func TestAdd(t *testing.T) {
 	}
 }
 
+// TestAlone: who is alone is told of what he is entitled to once in eight seconds, and shown it all the time.
+func TestAlone(t *testing.T) {
+	const s = time.Second
+	start := time.Now()
+	h := New(10*s, 4)
+	var granted time.Duration
+	for at := time.Duration(0); at <= 40*s; at += 2 * s {
+		if at%(8*s) == 0 {
+			granted = at
+		}
+		x := container("a", at, granted, 1)
+		x.Compute.Entitled = 1000
+		h.Add(start.Add(at), node(x))
+		if now := h.Of(gpu, "a").Now; at > 0 && now.Entitled != 1000 {
+			t.Errorf("after %v: %+v", at, now)
+		}
+	}
+	for _, p := range h.Of(gpu, "a").Points {
+		if p.Entitled != 1000 {
+			t.Errorf("%+v", p)
+		}
+	}
+	// Who does nothing is entitled to nothing, whatever was said last.
+	x := container("a", 40*s, granted, 1)
+	x.Compute.Entitled = 1000
+	h.Add(start.Add(42*s), node(x))
+	if now := h.Of(gpu, "a").Now; now.Entitled != 0 {
+		t.Errorf("idle: %+v", now)
+	}
+}
+
 // TestBounds: a day of looks, and one after a month of sleep, leave the points that were asked for.
 func TestBounds(t *testing.T) {
 	start := time.Now()

@@ -6,6 +6,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 	"strings"
 
@@ -24,11 +25,19 @@ func Load(runDir string) (*device.Table, error) {
 		return marked(runDir, t, err)
 	}
 	if failed := launch.Refresh(); failed != nil {
-		return nil, fmt.Errorf("%w; cgpu refresh makes it anew (tried: %v)", err, failed)
+		if strings.Contains(failed.Error(), fs.ErrPermission.Error()) { // which cgpu-refresh says as text
+			failed = denied{failed}
+		}
+		return nil, fmt.Errorf("%w (%w)", failed, err)
 	}
 	t, err = device.Load(runDir)
 	return marked(runDir, t, err)
 }
+
+// denied is a text that says so.
+type denied struct{ error }
+
+func (denied) Is(target error) bool { return target == fs.ErrPermission }
 
 // marked is a table whose GPUs say what is wrong with them; cgpu health tells if that cannot be read.
 func marked(runDir string, t *device.Table, err error) (*device.Table, error) {
@@ -67,6 +76,27 @@ func FindGPU(t *device.Table, name string) (device.GPU, error) {
 	}
 	return device.GPU{}, fmt.Errorf("GPU %q: is the beginning of more than one UUID, such as %s and %s: give more of it", name,
 		found[0].UUID, found[1].UUID)
+}
+
+// FindGPUs finds several, with commas between their names.
+func FindGPUs(t *device.Table, names string) (list []device.GPU, err error) {
+	for name := range strings.SplitSeq(names, ",") {
+		g, err := FindGPU(t, strings.TrimSpace(name))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, g)
+	}
+	return list, nil
+}
+
+// UUIDs are those of FindGPUs.
+func UUIDs(t *device.Table, names string) (uuids []string, err error) {
+	list, err := FindGPUs(t, names)
+	for _, g := range list {
+		uuids = append(uuids, g.UUID)
+	}
+	return uuids, err
 }
 
 // View gathers the view of a run directory; a missing table is made.

@@ -42,8 +42,8 @@ func OpenHolders(runDir, uuid string) (*Holders, error) {
 	return h, nil
 }
 
-// Get is who had the GPU at most maxAge before now, CLOCK_MONOTONIC. It calls ask where nobody has asked since, unless somebody else does so
-// at this moment: then it is who had it before. False: ask has failed, or nobody has asked before.
+// Get is who had the GPU at most maxAge before now, CLOCK_MONOTONIC. It calls ask where nobody has asked since, unless somebody else does
+// so at this moment: then it is who had it before. False: ask has failed, or nobody has asked before.
 func (h *Holders) Get(now, maxAge time.Duration, ask func() ([]Holder, bool)) ([]Holder, bool) {
 	words := make([]uint64, holdersWords)
 	r := record{h.page, offHolders, holdersWords}

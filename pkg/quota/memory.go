@@ -129,14 +129,14 @@ func (q *Quota) Misfit(refused *Error, on string) *Error {
 		keys = []key{memDev, memContainer} // units that Kubernetes allocated are nobody's DEV
 	}
 	name, value := q.source(keys...)
-	remedy := refused.Remedy
+	remedy, limit := refused.Remedy, refused.Value
 	if n, ok := digits(value); ok && isDigits(value) && n > 99 && q.Memory.Fixed == Bytes(n)*GiB {
-		remedy = "a number alone is GiB: write " + value + "MiB if that is meant"
+		remedy, limit = "a number alone is GiB: write "+value+"MiB if that is meant", value+"GiB"
 	}
 	if _, foreign := q.from[memContainer]; foreign {
 		remedy = "" // it is in cgpu's words, which would disagree with the dialect's
 	}
-	return &Error{name, value, on + "the limit " + refused.Value + " " + refused.Reason, remedy}
+	return &Error{name, value, on + "the limit " + limit + " " + refused.Reason, remedy}
 }
 
 // RefuseMemory makes the error for a limit that no GPU has room for.

@@ -11,7 +11,7 @@ import (
 // DidYouMean names the known word that somebody probably meant, as a question behind a message; empty where there is none, or
 // where the word is known.
 func DidYouMean(word string, known []string) string {
-	best, least := "", len(word)/3+1 // of a short word few letters may be wrong
+	best, least := "", min(len(word)/3, 5)+1 // of a short word few letters may be wrong, and long ones often begin alike
 	for _, k := range known {
 		if k == word {
 			return ""

@@ -203,6 +203,27 @@ func TestPanels(t *testing.T) {
 	}
 }
 
+// TestHAMiNames: each series by HAMi's name has an answer, with the labels by which HAMi's dashboard selects and names.
+func TestHAMiNames(t *testing.T) {
+	p, end := hour(t)
+	known := knownSeries(t)
+	for _, g := range rulesOf(t, "../../examples/observability/hami-names.yaml") {
+		for _, r := range g.Rules {
+			legend := "{{podnamespace}} {{podname}} {{ctrname}} {{vdeviceid}} {{deviceuuid}}"
+			switch name := r.Record; {
+			case strings.HasPrefix(name, "Host"):
+				legend = "{{nodeid}} {{deviceidx}} {{deviceuuid}}"
+			case strings.HasPrefix(name, "hami_vgpu_"), strings.HasPrefix(name, "hami_container_"):
+				legend = "{{namespace}} {{pod}} {{container}} {{vdevice_index}} {{device_uuid}}"
+			case strings.HasPrefix(name, "hami_"):
+				legend = "{{node}} {{device_index}} {{device_uuid}}"
+			}
+			checkQuery(t, r.Record, r.Expr, known)
+			checkAnswer(t, p, end, r.Record, r.Expr, legend)
+		}
+	}
+}
+
 func checkAnswer(t *testing.T, p *prometheus, at time.Time, where, expr, legend string) {
 	t.Helper()
 	got := p.query(expr, at)

@@ -5,6 +5,7 @@ package query
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/view"
@@ -44,6 +46,20 @@ func (q Query) Last(list []event.Event) []event.Event {
 		return list
 	}
 	return list[len(list)-q.Tail:]
+}
+
+// Known refuses a container that neither an event nor the ledger has: it is a misspelling, and nothing would be printed.
+func (q Query) Known(past []event.Event, book *ledger.Ledger) error {
+	for _, name := range q.Containers {
+		one := Query{Containers: []string{name}, Name: q.Name}
+		if len(one.Pick(slices.Clone(past))) > 0 {
+			continue
+		}
+		if _, err := node.FindContainer(book, name); errors.Is(err, ledger.ErrNotFound) {
+			return fmt.Errorf("--container %q: no event and no container that runs has this ID or name; cgpu smi lists those that run", name)
+		}
+	}
+	return nil
 }
 
 // NamesOf names the containers of events: as the event says, or another one of the same start, else as a container that still runs is
