@@ -196,9 +196,10 @@ func (w *walker) compare(end bool) error {
 	a := w.guard.account
 	a.mu.Lock()
 	used, clients, tsgs, channels, objects, zombies := a.gpus[0].used, len(a.clients), a.gpus[0].tsgs, a.gpus[0].channels, a.objects, a.zombies
+	old := len(w.guard.oldClients)
 	a.mu.Unlock()
 	if !end { // those of guards that have fallen end with their windows
-		s.Clients -= len(w.guard.oldClients)
+		s.Clients -= old
 	}
 	truth, mapped := int64(card.Used)-int64(neighbourHas), w.mapped()
 	s.Clients, s.Files, s.Objects = s.Clients-w.before.Clients, s.Files-w.before.Files, s.Objects-w.before.Objects
