@@ -26,6 +26,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -51,6 +52,9 @@ func main() {
 			return
 		case handover.TakeArg:
 			exitWith(takeMain(os.Args[2:]))
+			return
+		case keeper.ReviveArg:
+			exitWith(reviveMain(os.Args[2:]))
 			return
 		}
 	}

@@ -35,6 +35,7 @@ const maxExported = 8192
 // export and UVM mapping is gone (rm-abi 1.6), so adding a reference adds no bytes and only dropping the last one gives
 // them back. All methods lock; none calls a driver.
 type account struct {
+	books    *books
 	mu       sync.Mutex
 	gpus     []gpuAccount // in the order of Config.GPUs
 	clients  map[uint32]*client
@@ -71,6 +72,7 @@ type counts struct {
 
 // client is an RM client. It lives as long as the file it was made on, or until it is freed.
 type client struct {
+	entry
 	handle  uint32
 	tgid    int // the process that made it, by which RM accounts
 	file    *file
@@ -110,6 +112,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{},
 		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
 	a.clients[handle] = c
+	a.books.note(c)
 	return c
 }
 
@@ -177,6 +180,7 @@ func (a *account) dropClient(c *client) {
 		a.dropEvent(c, number)
 	}
 	delete(a.clients, c.handle)
+	a.books.end(c)
 }
 
 // dropFile forgets the clients of a file that is closed for good.

@@ -2,16 +2,21 @@
 
 package guard
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
+)
 
 // arena is scratch memory of one worker for the private copies of one call, outside the Go heap.
 type arena struct {
-	mem  []byte
-	used int
+	mem     []byte
+	used    int
+	release func() // nil: the memory is unmapped
 }
 
 // arenaSize holds two copies of the largest call: 16 KiB outer, 128 KiB parameters, 128 KiB behind pointers.
-const arenaSize = 1 << 20
+const arenaSize = keeper.FlightBody
 
 func newArena() (*arena, error) {
 	m, err := unix.Mmap(-1, 0, arenaSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -21,7 +26,13 @@ func newArena() (*arena, error) {
 	return &arena{mem: m}, nil
 }
 
-func (a *arena) unmap() { _ = unix.Munmap(a.mem) }
+func (a *arena) unmap() {
+	if a.release != nil {
+		a.release()
+		return
+	}
+	_ = unix.Munmap(a.mem)
+}
 
 func (a *arena) reset() { a.used = 0 }
 

@@ -141,6 +141,7 @@ func (g *Guard) chargeUnpaidTime(f func() time.Duration) time.Duration {
 	paid := f()
 	took := threadTime() - begin
 	g.bill.charge(time.Now(), use{cpu: took, paid: paid})
+	g.books.commit(nil)
 	return took
 }
 

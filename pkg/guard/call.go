@@ -52,6 +52,7 @@ type trappedCall struct {
 	params   []byte        // of RM_CONTROL and RM_ALLOC
 	start    time.Time     // of its worker, see there
 	inDriver time.Duration // that it took
+	flight   *flight       // what the next guard would find of the call; nil: there is no keeper
 	// repeated marks a call that got the answer of the thread's last one, see lastAnswer.
 	repeated bool
 }

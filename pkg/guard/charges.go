@@ -9,6 +9,7 @@ import (
 
 // charge is device memory held by the container.
 type charge struct {
+	entry
 	gpu        int
 	size       quota.Bytes
 	handles    int         // RM handles
@@ -60,6 +61,7 @@ func (a *account) countReference(ch *charge, references *int, by int) {
 	}
 	if ch.handles == 0 && ch.references == 0 && ch.calls == 0 {
 		a.refund(ch)
+		a.books.end(ch)
 	}
 }
 

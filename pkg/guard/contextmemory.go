@@ -70,5 +70,7 @@ func (a *account) chargeGFXP(clientHandle, handle uint32, gpu int, size quota.By
 		o.charge = &charge{gpu: gpu, handles: 1}
 	}
 	o.charge.size += size
+	a.books.note(o)
+	a.books.note(o.charge)
 	return true
 }

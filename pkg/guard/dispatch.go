@@ -97,7 +97,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 	w.mem.reset()
 	c := &w.call
 	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd,
-		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+		flight: w.flight, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
 	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.listener.valid(notif.ID) }) {
 		rep = replyDone
@@ -191,7 +191,10 @@ func (c *trappedCall) followFile() (err error) {
 	c.file, err = c.guard.followFile(c.fd, c.node)
 	if err == nil && c.node.kind == nodeUVM {
 		c.file.mu.Lock()
-		c.file.owners[c.task.proc.tgid] = true
+		if !c.file.owners[c.task.proc.tgid] {
+			c.file.owners[c.task.proc.tgid] = true
+			c.guard.books.note(c.file)
+		}
 		c.file.mu.Unlock()
 	}
 	return err
@@ -201,11 +204,16 @@ func (c *trappedCall) followFile() (err error) {
 func (w *worker) sendAnswer(c *trappedCall, rep reply) {
 	g := w.guard
 	if !c.executed {
+		var parts []memoryPart
 		if !rep.resume && rep.errno == 0 && c.call.Outer != nil {
+			parts = c.changedParts(w.parts[:0])
+		}
+		c.answered(rep, parts)
+		if parts != nil {
 			if !w.listener.valid(c.notif.ID) {
 				return
 			}
-			if !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
+			if !writeMemory(c.task.tid, parts) {
 				rep = fail(unix.EFAULT)
 			}
 		}
@@ -214,9 +222,14 @@ func (w *worker) sendAnswer(c *trappedCall, rep reply) {
 		}
 		return
 	}
+	parts := c.changedParts(w.parts[:0])
+	if rep.errno != 0 {
+		parts = nil
+	}
+	c.answered(rep, parts)
 	// A call can take long, and the thread's number be another's afterwards.
 	if w.listener.valid(c.notif.ID) {
-		if rep.errno == 0 && !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
+		if !writeMemory(c.task.tid, parts) {
 			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
 		if w.listener.answer(c.notif.ID, rep) {

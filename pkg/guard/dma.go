@@ -20,6 +20,7 @@ const maxDMAMaps = 1 << 16
 
 // dmaMap is memory mapped into a range of GPU addresses by RM_MAP_MEMORY_DMA. It is gone with either object.
 type dmaMap struct {
+	entry
 	mapper, memory *object
 	at             dmaPlace
 	length         uint64
@@ -183,6 +184,7 @@ func (a *account) linkDMA(m *dmaMap) {
 	m.mapper.dmaMaps[m.at] = append(m.mapper.dmaMaps[m.at], m)
 	m.memory.mappedBy[m] = true
 	a.dmaMaps++
+	a.books.note(m)
 }
 
 // unlinkDMA forgets a mapping, without what was charged for it.
@@ -196,6 +198,7 @@ func (a *account) unlinkDMA(m *dmaMap) {
 	}
 	delete(m.memory.mappedBy, m)
 	a.dmaMaps--
+	a.books.end(m)
 }
 
 // dropDMA ends a mapping.
@@ -255,6 +258,7 @@ func (a *account) cutDMA(m *dmaMap, start, end uint64) {
 			continue
 		}
 		rest := *m
+		rest.entry = entry{}
 		rest.at.address, rest.length = part[0], part[1]-part[0]
 		rest.tables = min(charged, quota.Bytes(rm.PageTables(rest.length, false)))
 		charged -= rest.tables

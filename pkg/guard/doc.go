@@ -41,10 +41,13 @@
 //	                   rootsettled.go (whether somebody else made its client),
 //	                   unseen.go, audit.go (the driver's account), guardclient.go (the guard's own)
 //	another program    upgrade.go (cgpu upgrade), park.go (how all comes to rest), snapshot.go, restore.go (the state)
+//	another guard      books.go (what is written down), flight.go (calls under way), keep.go (the keeper), revive.go (a guard of the books),
+//	                   rise.go, takeback.go (what was under way)
 //	ends               teardown.go (channels, UVM address spaces), sweep.go (files that are closed), sentfds.go (files sent out of the
 //	                   container), belongings.go (what is the container's)
 //
-// Packages beside it: guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one), handover (its state as
+// Packages beside it: journal and keeper (what outlives this process),
+// guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one), handover (its state as
 // data).
 //
 // # Locks
@@ -66,10 +69,11 @@
 //	Guard.windowsMu    windows that are over are looked at
 //	hostPool.mu        host memory that is charged in large pieces
 //	openRights.mu      an object of a client is opened, or closed again
+//	books.commits      what was noted is written down
 //	file.mu            a file's clients, exports, and what is mapped or registered in it
 //	Guard.rmClientMu   the guard's own RM client is made
 //	Guard.mu           what has no lock of its own
 //	account.mu         clients, objects, charges, limits
-//	taskTable.mu, watcher.mu, fileTable.mu, bill.mu, bucket.mu, monitor.mu, event.Writer.mu, channelCount.mu
+//	taskTable.mu, watcher.mu, fileTable.mu, books.mu, keep.mu, bill.mu, bucket.mu, monitor.mu, event.Writer.mu, channelCount.mu
 //	                   within a method; taskTable.mu before watcher.mu, and with it a task.mu is only tried for
 package guard

@@ -161,6 +161,7 @@ func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 		f.mu.Lock()
 		mayLend := f.pending == nil && !f.rooted // else a client would be made, or be, on another file than the guard looks at
 		f.registered = f.registered || mayLend
+		g.books.note(f)
 		f.mu.Unlock()
 		if !mayLend {
 			g.logOnce("register", "denied REGISTER_FD of a nvidiactl file that has an RM client, or is being given one")

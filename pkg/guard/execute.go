@@ -158,6 +158,7 @@ func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 	}
 	exec := func() {
 		c.executed = true
+		c.asked()
 		begin := time.Since(c.start)
 		e = p.exec()
 		c.inDriver += time.Since(c.start) - begin

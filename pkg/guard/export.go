@@ -89,6 +89,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.exports = g.setExports(f.exports, first, held)
+		g.books.note(f)
 		g.recordExport(c, f)
 	}}
 	done := 0 // what the file holds already when one is refused

@@ -93,6 +93,7 @@ func (a *account) madeFabric(ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ch.fabric = true
+	a.books.note(ch)
 }
 
 // endFabric ends the call. A handle counts by itself.

@@ -20,6 +20,8 @@ import (
 // sits in an epoll instance of its own, which compares with kcmp(KCMP_EPOLL_TFD) and forgets it when the last descriptor
 // anywhere is closed. nvidia-uvm cannot be polled; those files are held and torn down explicitly, see uvm.go.
 type file struct {
+	entry
+	order atomic.Uint64 // among those that are followed
 	kind  nodeKind
 	minor int
 
@@ -74,16 +76,18 @@ func (w weakRef) alive(self int) bool {
 	return e != unix.ENOENT
 }
 
-func (w weakRef) close() { _ = unix.Close(w.epfd) }
+func (w weakRef) close(b *books) { b.close(w.epfd) }
 
 // fileTable is the set of files that the guard follows.
 type fileTable struct {
-	self int // pid of the guard
-	mu   sync.Mutex
-	list []*file // in the kernel's order of open files (kcmp), in which a search needs few comparisons
-	last int     // where the last search ended, and the next one begins: mostly it is for the same file
+	books *books
+	self  int // pid of the guard
+	mu    sync.Mutex
+	list  []*file // in the kernel's order of open files (kcmp), in which a search needs few comparisons
+	last  int     // where the last search ended, and the next one begins: mostly it is for the same file
 	// closed are those that were seen to be closed for good, and wait for reap: they have no place in that order any more.
-	closed []*file
+	closed   []*file
+	closings uint64 // how many of these there were
 }
 
 // maxFiles bounds the files of each kind that are followed for one container: every one costs a descriptor.
@@ -108,6 +112,9 @@ func (t *fileTable) search(fd int) (at int, f *file) {
 		switch order, e := t.order(fd, t.list[i]); {
 		case e == unix.ENOENT: // closed for good: another file may be in its place in memory, so it would lead astray
 			t.closed = append(t.closed, t.list[i])
+			t.closings++
+			t.list[i].order.Store(lastOrder + t.closings)
+			t.books.note(t.list[i])
 			t.list = slices.Delete(t.list, i, i+1)
 			from, to = 0, len(t.list)
 		case e != 0:
@@ -160,12 +167,37 @@ func (t *fileTable) follow(fd int, n node, name func(nodeKind, int) (uint32, err
 	}
 	id, err := name(n.kind, n.minor)
 	if err != nil {
-		f.letGo()
+		f.letGo(nil)
 		return nil, err
 	}
 	f.sim = simFile(id)
 	t.list = slices.Insert(t.list, at, f)
+	t.setOrder(at)
 	return f, nil
+}
+
+// lastOrder is beyond the order of files that are not closed for good.
+const lastOrder = 1 << 62
+
+// setOrder gives a file that is new in the list a number between its neighbours', by which the next guard finds its place: weak references
+// cannot be compared with each other. Where there is none left all get new ones.
+func (t *fileTable) setOrder(at int) {
+	low, high := uint64(0), uint64(lastOrder)
+	if at > 0 {
+		low = t.list[at-1].order.Load()
+	}
+	if at+1 < len(t.list) {
+		high = t.list[at+1].order.Load()
+	}
+	if high-low > 1 {
+		t.list[at].order.Store(low + (high-low)/2)
+		t.books.note(t.list[at])
+		return
+	}
+	for i, f := range t.list {
+		f.order.Store(lastOrder / uint64(len(t.list)+1) * uint64(i+1))
+		t.books.note(f)
+	}
 }
 
 func (t *fileTable) countLocked(kind nodeKind) (n int) {
@@ -179,7 +211,7 @@ func (t *fileTable) countLocked(kind nodeKind) (n int) {
 	return n
 }
 
-// reap removes and returns the files that are closed for good.
+// reap removes and returns the files that are closed for good. Who has them closes them (fileClosed).
 func (t *fileTable) reap() []*file {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,9 +227,6 @@ func (t *fileTable) reap() []*file {
 		}
 		return gone
 	})
-	for _, f := range dead {
-		f.close()
-	}
 	return dead
 }
 
@@ -210,16 +239,17 @@ func (t *fileTable) remove(f *file) {
 		return
 	}
 	t.list = slices.Delete(t.list, i, i+1)
-	f.letGo()
+	t.books.end(f)
+	f.letGo(t.books)
 }
 
 // letGo closes what the guard has of a file.
-func (f *file) letGo() {
+func (f *file) letGo(b *books) {
 	if f.epfd >= 0 {
-		f.close()
+		f.close(b)
 	}
 	if f.strong >= 0 {
-		_ = unix.Close(f.strong)
+		b.close(f.strong)
 	}
 }
 

@@ -167,8 +167,11 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 func (g *Guard) serveListener(fd int) *listener {
 	l := g.newListener(fd)
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	g.filters[l] = true
+	g.books.note(&g.own)
+	g.mu.Unlock()
+	g.books.commit(nil) // before the first call: what the books do not name is closed with this guard
+	l.spawn()
 	return l
 }
 

@@ -110,8 +110,10 @@ func (a *account) setScheduled(client, handle uint32, on bool) {
 	defer a.mu.Unlock()
 	for _, ch := range list {
 		objectOf(ch).scheduled = on
+		a.books.note(objectOf(ch))
 	}
 	if c := a.clients[client]; c != nil && c.objects[handle] != nil {
 		c.objects[handle].scheduled = on
+		a.books.note(c.objects[handle])
 	}
 }

@@ -95,6 +95,7 @@ func (a *account) markGraphics(client, handle uint32) bool {
 		return false
 	}
 	o.graphics = true
+	a.books.note(o)
 	c.groups[handle] = o
 	return true
 }

@@ -24,6 +24,11 @@ import (
 
 // Guard is the state of one container.
 type Guard struct {
+	books      *books // nil: nobody goes on, should this process be killed
+	own        ownProcess
+	keep       *keep
+	fallen     *Fallen // the guard in whose place this one goes on, which was killed; nil: there was none
+	socketFDs  [3]int  // descriptors of the sockets, and of the connection to a simulated driver, with mu
 	cfg        Config
 	log        *slog.Logger
 	driver     Driver
@@ -61,6 +66,10 @@ type Guard struct {
 	rmClientMu sync.Mutex
 	rmClient   *rmclient.Client // nil until somebody needs it
 	bar1       []quota.Bytes    // how large each GPU's is; 0: not known. Set with rmClient
+	// oldClients are those of guards that were killed, the last one's first. The driver maps memory for the process only that has made the
+	// client (rm_create_mmap_context), so this guard has one of its own; the windows that they made stay theirs. The account's lock
+	// is held to change it.
+	oldClients []*rmclient.Client
 
 	windowsMu      sync.Mutex   // held while windows that are over are looked at
 	windowsPending atomic.Bool  // they will be, without anybody asking

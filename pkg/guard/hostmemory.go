@@ -121,6 +121,8 @@ func (a *account) growHost(client, handle uint32, size, more quota.Bytes) {
 		o := c.objects[handle]
 		o.size = max(o.size, size)
 		o.charge.size += more
+		a.books.note(o)
+		a.books.note(o.charge)
 		return
 	}
 	a.refund(&charge{size: more, host: true})

@@ -119,6 +119,7 @@ func (g *Guard) readLedger() {
 		return
 	}
 	g.applyLedger(records, cards)
+	g.books.commit(nil)
 	g.noteLedgerChanges(records)
 }
 

@@ -122,6 +122,7 @@ func (a *account) setLimits(gpu int, limit, spill quota.Bytes) {
 		return
 	}
 	g.limit, g.spill = limit, spill
+	a.noteGPU(gpu)
 	if g.show != nil {
 		atomic.StoreUint64(&g.show.Limit, uint64(limit))
 		atomic.StoreUint64(&g.show.Spill, uint64(spill))

@@ -42,12 +42,11 @@ const starting = -1
 // maxWorkers bounds the slow calls that are under way at once for one filter.
 const maxWorkers = 64
 
-// newListener starts to serve a filter.
+// newListener is a filter that nobody serves yet (spawn).
 func (g *Guard) newListener(fd int) *listener {
 	l := &listener{guard: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
 	// Wake the guard on the caller's core and back (Linux 6.6; older kernels refuse, no matter).
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlNotifSetFlags, notifSyncWakeUp)
-	l.spawn()
 	return l
 }
 
@@ -64,7 +63,8 @@ type worker struct {
 	guard    *Guard
 	listener *listener
 	mem      *arena
-	notif    seccompNotif
+	notif    *seccompNotif
+	flight   *flight // nil: there is no keeper
 	call     trappedCall
 	parts    [maxParts]memoryPart
 
@@ -96,7 +96,7 @@ func (l *listener) serveCalls() {
 	l.waiting.Store(thread)
 	w.start = time.Now()
 	w.meter.start(w.start)
-	for l.receive(&w.notif) {
+	for l.receive(w) {
 		begin := time.Since(w.start)
 		l.taken.Add(1)
 		l.waiting.Store(0)
@@ -105,7 +105,7 @@ func (l *listener) serveCalls() {
 		}
 		l.guard.monitor.wake(l)
 		w.succeeded, w.inDriver = false, 0
-		w.serve(&w.notif)
+		w.serve(w.notif)
 		end := time.Since(w.start)
 		w.meter.countCall(w.succeeded, w.inDriver, end-begin-w.inDriver)
 		if !l.waiting.CompareAndSwap(0, thread) {
@@ -126,8 +126,12 @@ func (l *listener) idleWorker() (*worker, error) {
 		return w, nil
 	default:
 	}
-	mem, err := newArena()
-	return &worker{guard: l.guard, listener: l, mem: mem}, err
+	mem, f, err := l.guard.newScratch()
+	w := &worker{guard: l.guard, listener: l, mem: mem, flight: f, notif: new(seccompNotif)}
+	if f != nil {
+		w.notif = &f.notif
+	}
+	return w, err
 }
 
 func (l *listener) parkWorker(w *worker) {
@@ -146,8 +150,9 @@ func (l *listener) close() {
 	l.closed.Do(func() {
 		l.guard.mu.Lock()
 		delete(l.guard.filters, l)
+		l.guard.books.note(&l.guard.own)
 		l.guard.mu.Unlock()
-		_ = unix.Close(l.fd)
+		l.guard.books.close(l.fd)
 		for {
 			select {
 			case w := <-l.spare:
@@ -160,7 +165,7 @@ func (l *listener) close() {
 }
 
 // receive waits for a notification. False: no task has the filter any more.
-func (l *listener) receive(notif *seccompNotif) bool {
+func (l *listener) receive(w *worker) bool {
 	for !l.halted.Load() {
 		if l.pollFirst && !l.pollIn() {
 			if l.halted.Load() {
@@ -168,8 +173,11 @@ func (l *listener) receive(notif *seccompNotif) bool {
 			}
 			return false
 		}
-		*notif = seccompNotif{} // the kernel insists on zeroes
-		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(notif))
+		*w.notif = seccompNotif{} // the kernel insists on zeroes
+		if w.flight != nil {
+			w.flight.received(l.fd)
+		}
+		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(w.notif))
 		switch {
 		case e == 0:
 			return true

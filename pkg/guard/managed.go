@@ -45,6 +45,7 @@ const (
 // managed is the managed memory of the container. Its mutex comes before all others but a task's: a call that is served waits
 // for it, and who holds it looks through files, sweeps, and charges.
 type managed struct {
+	books         *books
 	mu            sync.Mutex
 	procs         map[int][]span // by process, ascending, not overlapping
 	spans         int            // in all of them
@@ -142,6 +143,7 @@ func (g *Guard) managedGone(tgid int) {
 
 func (m *managed) setSpans(tgid int, list []span) {
 	m.spans += len(list) - len(m.procs[tgid])
+	m.books.noteSpans(tgid, list)
 	if len(list) == 0 {
 		delete(m.procs, tgid)
 		return

@@ -64,7 +64,7 @@ func (o *object) isMemory() bool {
 }
 
 // noteNotifiers lets memory know the channel that writes to it, or no more. The account is locked.
-func (c *client) noteNotifiers(channel *object, on bool) {
+func (a *account) noteNotifiers(c *client, channel *object, on bool) {
 	for _, h := range channel.notifiers {
 		m := c.objects[h]
 		if h == 0 || m == nil {
@@ -78,6 +78,7 @@ func (c *client) noteNotifiers(channel *object, on bool) {
 		} else {
 			delete(m.notifies, channel)
 		}
+		a.books.note(m)
 		if c.notified == nil {
 			c.notified = map[*object]bool{}
 		}
@@ -157,10 +158,19 @@ func (g *Guard) keepNotifiersOver(t Target, client, handle uint32, free func() (
 		}
 		kept = append(kept, w)
 	}
+	attached := g.books != nil && len(kept) == len(list) && len(list) > 0
+	// else a guard that is killed after the driver's answer leaves handles that the books do not name, and the next one frees them
+	if attached {
+		g.account.attachNotifiers(client, list, kept)
+		g.books.commit(nil)
+	}
 	if len(kept) == len(list) {
 		status, e = free()
 	} else {
 		g.logOnce("notifierfreed", "an object is not freed: a channel writes errors to it", "status", rm.StatusName(status), "errno", e)
+	}
+	if attached { // one too many goes with its channel
+		return status, e
 	}
 	if len(kept) == len(list) && e == 0 && status == rm.StatusOK {
 		g.account.attachNotifiers(client, list, kept)
@@ -209,6 +219,7 @@ func (a *account) attachNotifiers(client uint32, list []notifier, kept []*window
 	for i, w := range kept {
 		if ch := list[i].channel; c != nil && c.objects[ch.handle] == ch {
 			ch.keptWindows = append(ch.keptWindows, w)
+			a.books.note(ch)
 		} else {
 			a.loosenLocked(w)
 		}
@@ -224,6 +235,9 @@ func (a *account) loosenWindows(kept []*window) {
 
 // loosenLocked is loosenWindows with the account locked.
 func (a *account) loosenLocked(windows ...*window) {
+	for _, w := range windows {
+		a.books.note(w)
+	}
 	if a.loose = append(a.loose, windows...); len(windows) > 0 && a.onLoose != nil {
 		a.onLoose()
 	}

@@ -10,6 +10,8 @@ import (
 
 // object is one handle of a client.
 type object struct {
+	entry
+	owner                 *client
 	handle, parent, class uint32
 	kind                  rm.ClassKind
 	countsOn              int                    // the GPU that it counts on; noGPU: it is not known, and it counts on each
@@ -82,6 +84,8 @@ func (a *account) insertObject(c *client, o *object) {
 		a.dropObject(c, old)
 	}
 	c.objects[o.handle] = o
+	o.owner = c
+	a.books.note(o)
 	for _, h := range o.endsWith() {
 		if p := c.objects[h]; p != nil && p != o {
 			p.children++
@@ -94,7 +98,7 @@ func (a *account) insertObject(c *client, o *object) {
 	case rm.ClassChannel:
 		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
-		c.noteNotifiers(o, true)
+		a.noteNotifiers(c, o, true)
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
 	}
@@ -235,13 +239,17 @@ func (a *account) dropObject(c *client, o *object) {
 	a.loosenLocked(o.windows...)
 	a.loosenLocked(o.keptWindows...)
 	if o.kind == rm.ClassChannel {
-		c.noteNotifiers(o, false)
+		a.noteNotifiers(c, o, false)
 	}
+	a.books.end(o)
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
-	delete(c.policies, o.handle)
+	if _, ok := c.policies[o.handle]; ok {
+		delete(c.policies, o.handle)
+		a.books.note(c)
+	}
 	delete(c.notified, o)
 	for _, h := range o.endsWith() {
 		if p := c.objects[h]; p != nil {
@@ -254,12 +262,13 @@ func (a *account) dropObject(c *client, o *object) {
 	case o.kind != rm.ClassChannel:
 	case o.retained != nil: // it keeps its number, see releaseChannel
 		o.retained.channel, o.retained.runlist, o.retained.countsOn = nil, o.runlist, o.countsOn
+		a.books.note(o.retained)
 		a.countKept(o.countsOn, 1)
 	default:
 		a.countChannel(o.runlist, -1)
 	}
 	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
-		c.engineObjectGone(o)
+		a.engineObjectGone(c, o)
 	}
 	for ch := range o.charges {
 		a.countReference(ch, &ch.handles, -1)
@@ -311,6 +320,7 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 		return false
 	}
 	o.charge = &charge{gpu: gpu, size: size, handles: 1}
+	a.books.note(o)
 	return true
 }
 

@@ -30,7 +30,7 @@ func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 	if err != nil {
 		return answer(c.deny(rm.StatusInsufficientResources, "eventfile", "cannot follow the file of an OS event", "err", err))
 	}
-	return plan{ask: true, cancel: e.close, commit: func() {
+	return plan{ask: true, cancel: func() { e.close(nil) }, commit: func() {
 		g.account.addEvent(client, number, e)
 		t, outer := c.target(), slices.Clone(c.call.Outer) // now: c serves other calls by the time of an undo
 		c.undo = func() { g.freeEvent(t, client, number, outer) }
@@ -97,7 +97,7 @@ func (a *account) addEvent(client, number uint32, e weakRef) {
 	defer a.mu.Unlock()
 	c := a.clients[client]
 	if c == nil { // the driver has ended it with the client
-		e.close()
+		e.close(nil)
 		return
 	}
 	if c.osEvents == nil {
@@ -105,6 +105,7 @@ func (a *account) addEvent(client, number uint32, e weakRef) {
 	}
 	c.osEvents[number] = e
 	a.osEvents++
+	a.books.note(c)
 }
 
 func (a *account) removeEvent(client, number uint32) {
@@ -119,6 +120,7 @@ func (a *account) dropEvent(c *client, number uint32) {
 	if e, ok := c.osEvents[number]; ok {
 		delete(c.osEvents, number)
 		a.osEvents--
-		e.close()
+		a.books.note(c)
+		e.close(a.books)
 	}
 }

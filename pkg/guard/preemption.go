@@ -71,21 +71,23 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 }
 
 // setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels, setDraws that it never will be.
-func (a *account) setContext(o *object)  { a.setFlag(&o.context) }
-func (a *account) setPreempts(o *object) { a.setFlag(&o.preempts) }
-func (a *account) setDraws(o *object)    { a.setFlag(&o.draws) }
+func (a *account) setContext(o *object)  { a.setFlag(o, &o.context) }
+func (a *account) setPreempts(o *object) { a.setFlag(o, &o.preempts) }
+func (a *account) setDraws(o *object)    { a.setFlag(o, &o.draws) }
 
-func (a *account) setFlag(flag *bool) {
+func (a *account) setFlag(o *object, flag *bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	*flag = true
+	a.books.note(o)
 }
 
 // engineObjectGone forgets the mode: the context may have gone with the object, and the next object would make another. The account is
 // locked.
-func (c *client) engineObjectGone(o *object) {
+func (a *account) engineObjectGone(c *client, o *object) {
 	if channel := c.objects[o.parent]; channel != nil && c.objects[channel.parent] != nil {
 		c.objects[channel.parent].preempts = false
+		a.books.note(c.objects[channel.parent])
 	}
 }
 

@@ -44,9 +44,21 @@ func (g *Guard) checkStream(c *trappedCall) plan {
 		}
 	case rm.ControlStreamAlloc:
 		s.asked = true
-		return plan{ask: true, commit: func() { s.given |= 1 << rm.U32(c.params, rm.StreamAllocIndex) }} // nothing from 64 on
+		return plan{ask: true, commit: func() {
+			s.given |= 1 << rm.U32(c.params, rm.StreamAllocIndex) // nothing from 64 on
+			g.account.noteObject(c.controlClient(), c.controlObject())
+		}}
 	}
 	return pass()
+}
+
+// noteObject has what an object is written down.
+func (a *account) noteObject(client, handle uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.clients[client]; c != nil && c.objects[handle] != nil {
+		a.books.note(c.objects[handle])
+	}
 }
 
 // streamsOf are those of a profiler object; nil: it is none.

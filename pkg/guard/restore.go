@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"syscall"
 	"time"
 
@@ -38,6 +39,28 @@ func at[T any](list []*T, i int) *T {
 
 // Restore makes a guard of a state. It changes nothing outside of itself, so that it can be tried; Begin goes on where the other one was.
 func Restore(s *handover.State, driver Driver, log *slog.Logger) (*Guard, error) {
+	r, err := restore(s, driver, log)
+	if err != nil {
+		return nil, err
+	}
+	return r.guard, r.balanced()
+}
+
+// Revive is Restore of what the books of a guard say that was killed.
+func Revive(v *Revived, driver Driver, log *slog.Logger) (*Guard, error) {
+	r, err := restore(v.State, driver, log)
+	if err != nil {
+		return nil, err
+	}
+	r.recount()
+	if g := r.guard; g.rmClient != nil {
+		g.oldClients = slices.Insert(g.oldClients, 0, g.rmClient)
+		g.rmClient, g.bar1 = nil, nil
+	}
+	return r.guard, r.balanced()
+}
+
+func restore(s *handover.State, driver Driver, log *slog.Logger) (*restorer, error) {
 	g, err := newGuard(s.Config, driver, log)
 	if err != nil {
 		return nil, err
@@ -60,7 +83,7 @@ func Restore(s *handover.State, driver Driver, log *slog.Logger) (*Guard, error)
 		c := g.account.clients[handle]
 		return c, c != nil
 	})
-	return g, r.balanced()
+	return r, nil
 }
 
 func (r *restorer) process() {
@@ -71,6 +94,9 @@ func (r *restorer) process() {
 	}
 	if p.RM != nil {
 		g.rmClient = rmclient.Resume(g.driver, g.abi, g.cfg.ControlNode.HostPath, rmclient.State(*p.RM))
+	}
+	for _, x := range p.OldRM {
+		g.oldClients = append(g.oldClients, rmclient.Resume(g.driver, g.abi, g.cfg.ControlNode.HostPath, rmclient.State(x)))
 	}
 	for _, b := range p.BAR1 {
 		g.bar1 = append(g.bar1, quota.Bytes(b))
@@ -112,6 +138,11 @@ func (r *restorer) account() {
 	for _, v := range x.Windows {
 		w := &window{address: v.Address, handle: v.Handle, gpu: v.GPU, size: quota.Bytes(v.Size), charge: at(r.charges, v.Charge), kept: v.Kept,
 			own: r.guard.rmClient}
+		for _, old := range r.guard.oldClients {
+			if old.Handle() == v.Own {
+				w.own = old
+			}
+		}
 		if v.File != nil {
 			w.file = weakRef{v.File.Epoll, v.File.FD}
 		}
@@ -199,7 +230,8 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 	for _, i := range v.KeptWindows {
 		o.keptWindows = append(o.keptWindows, at(r.windows, i))
 	}
-	at(r.clients, v.Client).objects[v.Handle] = o
+	o.owner = at(r.clients, v.Client)
+	o.owner.objects[v.Handle] = o
 	r.objects = append(r.objects, o)
 	r.guard.account.objects++
 }
@@ -282,7 +314,7 @@ func (r *restorer) file(f *file, v *handover.File) {
 	if f.maps != nil {
 		for _, m := range v.Maps {
 			id := gpuUUID(m.GPU)
-			f.maps[id] = append(f.maps[id], &uvmMap{addresses: addresses{m.Base, m.End}, gpu: id, charge: at(r.charges, m.Charge),
+			f.maps[id] = append(f.maps[id], &uvmMap{on: f, addresses: addresses{m.Base, m.End}, gpu: id, charge: at(r.charges, m.Charge),
 				tables: at(r.charges, m.Tables)})
 		}
 		for _, id := range v.Spaces {

@@ -77,6 +77,7 @@ func (g *Guard) checkRootAlloc(c *trappedCall) plan {
 	return plan{ask: true, done: f.mu.Unlock, through: func() {
 		f.pending = p
 		f.rooted = true
+		g.books.note(f)
 		c.fd = -1 // kept until the outcome is known
 		c.root = f
 		g.rootsLet.Add(1)
@@ -160,6 +161,7 @@ func (g *Guard) rootAnswered(f *file, through bool) {
 	if !through {
 		g.endPending(f)
 		f.rooted = f.clients > 0
+		g.books.note(f)
 		return
 	}
 	p.since = time.Now()
@@ -230,6 +232,7 @@ func (g *Guard) awaitPendingRoots(c *trappedCall) (reply, bool) {
 func (g *Guard) clientFound(f *file, handle uint32, tgid int) *client {
 	f.rooted = true
 	f.clients++
+	g.books.note(f)
 	made := g.account.addClient(handle, tgid, f)
 	g.account.setUser(made, euidOf(tgid))
 	g.clientMade()
@@ -255,6 +258,7 @@ func (g *Guard) clientGone(c *client) {
 		if f.clients--; f.clients <= 0 {
 			f.clients, f.rooted = 0, false
 		}
+		g.books.note(f)
 		f.mu.Unlock()
 	}
 }

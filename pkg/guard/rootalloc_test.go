@@ -32,7 +32,7 @@ func rootGuard(t *testing.T, d *fakeDriver) (*Guard, *file) {
 		t.Fatal("no root alloc is under way")
 	}
 	g.rootAnswered(f, true)
-	t.Cleanup(f.close)
+	t.Cleanup(func() { f.close(nil) })
 	return g, f
 }
 

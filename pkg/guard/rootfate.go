@@ -115,6 +115,7 @@ func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) f
 	g.rootSettled(p) // before it is no more pending. If it is refused, no offence; but a call that became another one needs no client
 	g.endPending(f)
 	f.rooted = f.clients > 0
+	g.books.note(f)
 	if refused {
 		return rootSettled
 	}
@@ -203,6 +204,7 @@ func (g *Guard) settleRoot(f *file, handle uint32) {
 func (g *Guard) endPending(f *file) {
 	_ = unix.Close(f.pending.fd)
 	f.pending = nil
+	g.books.note(f)
 	g.pendingRoots.Add(-1)
 }
 

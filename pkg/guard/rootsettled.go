@@ -43,6 +43,7 @@ func (g *Guard) rootSettled(p *pendingRoot) {
 		s.inside = map[*task]*pendingRoot{}
 	}
 	s.inside[p.task] = p // one of before has been left: a thread makes one call at a time
+	g.books.note(&g.own)
 	g.dueLocked()
 }
 

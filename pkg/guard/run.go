@@ -43,9 +43,14 @@ func (g *Guard) Run(s Sockets) error {
 	defer g.driver.Close()
 	g.sockets = s
 	release := g.keepTally()
-	if g.taken != nil {
+	switch {
+	case g.fallen != nil:
+		g.rise()
+	case g.taken != nil:
+		g.startKeeping(nil)
 		g.goOn(g.taken)
-	} else {
+	default:
+		g.startKeeping(nil)
 		g.watchLauncher()
 	}
 	go g.serveControl(s.Control)
@@ -66,6 +71,7 @@ func (g *Guard) Run(s Sockets) error {
 	g.gpuTime.End()
 	_ = s.Control.Close()
 	release()
+	g.keep.stop()
 	g.noteEnd()
 	return err
 }

@@ -3,10 +3,12 @@
 package guard
 
 import (
+	"errors"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -117,6 +119,7 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 		c.policies = map[uint32]policy{}
 	}
 	c.policies[object] = l
+	a.books.note(c)
 }
 
 // policiesOf finds the policies in force for an object: its own, or those of the first of its ancestors that has some
@@ -152,6 +155,7 @@ func (a *account) setUser(c *client, euid int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c.euid = euid
+	a.books.note(c)
 }
 
 // openForPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
@@ -174,6 +178,7 @@ type openRight struct{ object, right uint32 }
 type openRights struct {
 	mu    sync.Mutex // held while one is opened or closed
 	calls map[openRight]int
+	noted map[openRight]int // places in what the next guard reads
 	// The call by which that is done. Each UVM mapping needs two of them, so they share their memory.
 	share rm.Call
 	outer [rm.ShareSize]byte
@@ -210,6 +215,7 @@ func (g *Guard) grantRight(t Target, c *client, what openRight) (s uint32, e uni
 	c.open.mu.Lock()
 	defer c.open.mu.Unlock()
 	if c.open.calls[what] == 0 {
+		g.noteRight(c, what)
 		if s, e = g.callShare(t, c, what, 0); e != 0 || s != rm.StatusOK {
 			return s, e
 		}
@@ -228,7 +234,32 @@ func (g *Guard) revokeRight(t Target, c *client, what openRight) (uint32, unix.E
 		return rm.StatusOK, 0
 	}
 	delete(c.open.calls, what)
-	return g.callShare(t, c, what, shareActionRevoke)
+	s, e := g.callShare(t, c, what, shareActionRevoke)
+	g.forgetRight(c, what)
+	return s, e
+}
+
+// noteRight tells the next guard, should there be one, that an object is open, before it is. The caller holds c.open.mu.
+func (g *Guard) noteRight(c *client, what openRight) {
+	if g.keep == nil {
+		return
+	}
+	if c.open.noted == nil {
+		c.open.noted = map[openRight]int{}
+	}
+	at := g.keep.memory.SetRight(keeper.Right{Client: c.handle, Object: what.object, Access: what.right})
+	if at < 0 {
+		g.keep.lost(errors.New("too many objects are open at once"))
+		return
+	}
+	c.open.noted[what] = at
+}
+
+func (g *Guard) forgetRight(c *client, what openRight) {
+	if at, ok := c.open.noted[what]; ok {
+		g.keep.memory.ClearRight(at)
+		delete(c.open.noted, what)
+	}
 }
 
 // callShare opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without

@@ -120,10 +120,8 @@ func (s *snapshotter) account() error {
 		x.Loose = append(x.Loose, s.windows.of(w))
 	}
 	for _, w := range s.windows.list {
-		v := handover.Window{Address: w.address, Handle: w.handle, GPU: w.gpu, Size: uint64(w.size), Charge: s.charges.of(w.charge), Kept: w.kept}
-		if !w.kept {
-			v.File = w.file.state()
-		}
+		v := w.plainState()
+		v.Charge, v.Own = s.charges.of(w.charge), s.guard.oldOwner(w)
 		x.Windows = append(x.Windows, v)
 	}
 	for r, n := range a.runlists {
@@ -147,22 +145,29 @@ func gpuState(g *gpuAccount) handover.GPU {
 
 func (w weakRef) state() *handover.WeakFile { return &handover.WeakFile{Epoll: w.epfd, FD: w.tfd} }
 
+// plainState is a window's without what it refers to, as are those of others.
+func (w *window) plainState() handover.Window {
+	v := handover.Window{Address: w.address, Handle: w.handle, GPU: w.gpu, Size: uint64(w.size), Kept: w.kept}
+	if !w.kept {
+		v.File = w.file.state()
+	}
+	return v
+}
+
+// oldOwner is the RM client of a guard that was killed, which has the window; 0: this guard's has.
+func (g *Guard) oldOwner(w *window) uint32 {
+	if slices.Contains(g.oldClients, w.own) {
+		return w.own.Handle()
+	}
+	return 0
+}
+
 func (s *snapshotter) client(c *client) error {
-	v := handover.Client{Handle: c.handle, PID: c.tgid, EUID: c.euid, Ending: c.ending,
-		Seen: [3]int{c.fileSeenAt.tgid, c.fileSeenAt.tid, c.fileSeenAt.fd}}
+	v := c.plainState()
 	if c.file != nil {
 		if v.File = s.files.at[c.file]; v.File == 0 {
 			return fmt.Errorf("the file of RM client %#x is on its way out", c.handle)
 		}
-	}
-	for _, h := range slices.Sorted(maps.Keys(c.policies)) {
-		v.Policies = append(v.Policies, handover.Policy{Object: h, All: c.policies[h].all, User: c.policies[h].user})
-	}
-	for number, e := range c.osEvents {
-		if v.Events == nil {
-			v.Events = map[uint32]handover.WeakFile{}
-		}
-		v.Events[number] = *e.state()
 	}
 	s.state.Account.Clients = append(s.state.Account.Clients, v)
 	for _, h := range slices.Sorted(maps.Keys(c.objects)) {
@@ -173,21 +178,28 @@ func (s *snapshotter) client(c *client) error {
 	return nil
 }
 
+func (c *client) plainState() handover.Client {
+	v := handover.Client{Handle: c.handle, PID: c.tgid, EUID: c.euid, Ending: c.ending,
+		Seen: [3]int{c.fileSeenAt.tgid, c.fileSeenAt.tid, c.fileSeenAt.fd}}
+	for _, h := range slices.Sorted(maps.Keys(c.policies)) {
+		v.Policies = append(v.Policies, handover.Policy{Object: h, All: c.policies[h].all, User: c.policies[h].user})
+	}
+	for number, e := range c.osEvents {
+		if v.Events == nil {
+			v.Events = map[uint32]handover.WeakFile{}
+		}
+		v.Events[number] = *e.state()
+	}
+	return v
+}
+
 func (s *snapshotter) object(c *client, o *object) error {
-	kind, ok := kindNames[o.kind]
-	if !ok {
+	v := o.plainState()
+	if v.Kind == "" {
 		return fmt.Errorf("an object is of kind %d, which has no name", o.kind)
 	}
-	v := handover.Object{Client: s.clients.of(c), Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kind, CountsOn: o.countsOn,
-		GPU:    o.gpu,
-		Charge: s.charges.of(o.charge), SecondCharge: s.charges.of(o.secondCharge), Length: uint64(o.length), Size: uint64(o.size),
-		Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, Retained: s.retained.of(o.retained),
-		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
-		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, Draws: o.draws, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
-		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
-	if o.streams != nil {
-		v.Streams = &handover.Streams{Asked: o.streams.asked, Given: o.streams.given}
-	}
+	v.Client, v.Charge, v.SecondCharge, v.Retained = s.clients.of(c), s.charges.of(o.charge), s.charges.of(o.secondCharge),
+		s.retained.of(o.retained)
 	for channel := range o.notifies {
 		if i := s.objects.at[channel]; i > 0 {
 			v.Notifies = append(v.Notifies, i)
@@ -207,8 +219,8 @@ func (s *snapshotter) object(c *client, o *object) error {
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(o.dmaMaps), byPlace) {
 		for _, m := range o.dmaMaps[at] {
-			d := handover.DMA{Mapper: s.objects.at[m.mapper], Memory: s.objects.at[m.memory], Device: m.at.device, Address: m.at.address,
-				Length: m.length, GPU: m.gpu, Tables: uint64(m.tables)}
+			d := m.plainState()
+			d.Mapper, d.Memory = s.objects.at[m.mapper], s.objects.at[m.memory]
 			if d.Mapper == 0 || d.Memory == 0 {
 				return fmt.Errorf("a mapping of object %#x is on its way out", o.handle)
 			}
@@ -216,6 +228,22 @@ func (s *snapshotter) object(c *client, o *object) error {
 		}
 	}
 	return nil
+}
+
+func (o *object) plainState() handover.Object {
+	v := handover.Object{Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kindNames[o.kind], CountsOn: o.countsOn, GPU: o.gpu,
+		Length: uint64(o.length), Size: uint64(o.size), Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare,
+		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
+		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, Draws: o.draws, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
+		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
+	if o.streams != nil {
+		v.Streams = &handover.Streams{Asked: o.streams.asked, Given: o.streams.given}
+	}
+	return v
+}
+
+func (m *dmaMap) plainState() handover.DMA {
+	return handover.DMA{Device: m.at.device, Address: m.at.address, Length: m.length, GPU: m.gpu, Tables: uint64(m.tables)}
 }
 
 func (s *snapshotter) allFiles() error {
@@ -234,17 +262,12 @@ func (s *snapshotter) allFiles() error {
 func (s *snapshotter) file(f *file) (handover.File, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	v := handover.File{Kind: fileKindNames[f.kind], Minor: f.minor, Registered: f.registered, Rooted: f.rooted, Clients: f.clients,
-		Exporter: f.exporter, Zombies: f.zombies.Load(), Sim: uint32(f.sim), Owners: slices.Sorted(maps.Keys(f.owners))}
+	v := f.plainState()
 	switch {
 	case f.pending != nil:
 		return v, fmt.Errorf("an RM client is being made")
 	case f.ended || f.tornDown != nil:
 		return v, fmt.Errorf("a UVM address space is being torn down")
-	case f.strong >= 0:
-		v.Strong = f.strong
-	default:
-		v.Weak = f.weakRef.state()
 	}
 	for _, e := range f.exports {
 		v.Exports = append(v.Exports, handover.Export{There: e.there, Charge: s.charges.of(e.charge), Fabric: e.fabric, Size: uint64(e.size)})
@@ -254,9 +277,6 @@ func (s *snapshotter) file(f *file) (handover.File, error) {
 			v.Maps = append(v.Maps, handover.UVMMap{Base: m.base, End: m.end, GPU: handover.UUID(m.gpu), Charge: s.charges.of(m.charge),
 				Tables: s.charges.of(m.tables)})
 		}
-	}
-	for _, id := range slices.SortedFunc(maps.Keys(f.spaces), compareUUIDs) {
-		v.Spaces = append(v.Spaces, handover.UUID(id))
 	}
 	byName := func(p, q channelName) int {
 		return cmp.Or(cmp.Compare(p.client, q.client), cmp.Compare(p.handle, q.handle))
@@ -268,31 +288,59 @@ func (s *snapshotter) file(f *file) (handover.File, error) {
 	}
 	for _, base := range slices.Sorted(maps.Keys(f.ranges)) {
 		r := f.ranges[base]
-		w := handover.UVMRange{Base: r.base, End: r.end, Host: uint64(r.host), GPU: handover.UUID(r.gpu)}
+		w := r.plainState()
 		for _, t := range r.tables {
 			w.Tables = append(w.Tables, s.charges.of(t))
 		}
 		v.Ranges = append(v.Ranges, w)
 	}
-	v.Groups = slices.Sorted(maps.Keys(f.groups))
 	return v, nil
+}
+
+// plainState is called with the file locked.
+func (f *file) plainState() handover.File {
+	v := handover.File{Kind: fileKindNames[f.kind], Minor: f.minor, Registered: f.registered, Rooted: f.rooted, Clients: f.clients,
+		Exporter: f.exporter, Zombies: f.zombies.Load(), Sim: uint32(f.sim), Owners: slices.Sorted(maps.Keys(f.owners)),
+		Groups: slices.Sorted(maps.Keys(f.groups))}
+	if f.strong >= 0 {
+		v.Strong = f.strong
+	} else {
+		v.Weak = f.weakRef.state()
+	}
+	for _, id := range slices.SortedFunc(maps.Keys(f.spaces), compareUUIDs) {
+		v.Spaces = append(v.Spaces, handover.UUID(id))
+	}
+	return v
+}
+
+func (r *uvmRange) plainState() handover.UVMRange {
+	return handover.UVMRange{Base: r.base, End: r.end, Host: uint64(r.host), GPU: handover.UUID(r.gpu)}
 }
 
 func compareUUIDs(p, q gpuUUID) int { return slices.Compare(p[:], q[:]) }
 
 func (s *snapshotter) allRetained() {
 	for _, r := range s.retained.list {
-		s.state.Account.Retained = append(s.state.Account.Retained, handover.Retained{Calls: r.calls, Context: s.charges.of(r.context),
-			Channel: s.objects.at[r.channel], RunlistGPU: r.runlist.gpu, RunlistEngine: r.runlist.engine, CountsOn: r.countsOn})
+		v := r.plainState()
+		v.Context, v.Channel = s.charges.of(r.context), s.objects.at[r.channel]
+		s.state.Account.Retained = append(s.state.Account.Retained, v)
 	}
+}
+
+func (r *retained) plainState() handover.Retained {
+	return handover.Retained{Calls: r.calls, RunlistGPU: r.runlist.gpu, RunlistEngine: r.runlist.engine, CountsOn: r.countsOn}
 }
 
 func (s *snapshotter) allCharges() {
 	for _, ch := range s.charges.list {
-		s.state.Account.Charges = append(s.state.Account.Charges, handover.Charge{GPU: ch.gpu, Size: uint64(ch.size), Handles: ch.handles,
-			References: ch.references, Windows: ch.windows, Length: uint64(ch.length), Spilled: ch.spilled, Host: ch.host, Tables: ch.tables,
-			Page: uint64(ch.page), Fabric: ch.fabric, Fabrics: ch.fabrics})
+		s.state.Account.Charges = append(s.state.Account.Charges, ch.state())
 	}
+}
+
+func (ch *charge) state() handover.Charge {
+	return handover.Charge{GPU: ch.gpu, Size: uint64(ch.size), Handles: ch.handles, References: ch.references, Windows: ch.windows,
+		Length: uint64(ch.length), Spilled: ch.spilled, Host: ch.host, Tables: ch.tables, Page: uint64(ch.page), Fabric: ch.fabric,
+		Fabrics: ch.fabrics}
 }
 
 // tasks are those for which an answer is kept; others are found again by their next call.
@@ -352,10 +400,14 @@ func (s *snapshotter) process() {
 	g, p := s.guard, &s.state.Process
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	p.GPUNodes, p.Held, p.Instances = g.gpuNodes, g.leaseHeld, g.instances
+	g.processState(p)
+	p.Instances = g.instances
 	if own := g.rmClient; own != nil {
 		p.RM = new(handover.RMClient)
 		*p.RM = handover.RMClient(own.State())
+	}
+	for _, x := range g.oldClients {
+		p.OldRM = append(p.OldRM, handover.RMClient(x.State()))
 	}
 	for _, b := range g.bar1 {
 		p.BAR1 = append(p.BAR1, uint64(b))
@@ -370,6 +422,16 @@ func (s *snapshotter) process() {
 	for name, c := range g.counters() {
 		p.Counts[name] = c.Load()
 	}
+	if g.looksAtRoots() { // the next program looks at once
+		p.AuditUntil = unixNano(time.Now().Add(auditTime))
+	}
+	p.WindowsRest, p.Record = g.windowsRest.Load(), g.lastRecord
+}
+
+// processState is what Guard.mu guards, which is held.
+func (g *Guard) processState(p *handover.Process) {
+	p.Roots = g.settledRoots.state()
+	p.GPUNodes, p.Held = g.gpuNodes, g.leaseHeld
 	p.InitPID, p.InitStart = g.initPID, g.initStart
 	p.Procs, p.CPU, p.Quota = g.cgroups.procs, g.cgroups.cpu, g.cgroups.quota
 	p.DevDevice, p.DevFirst = g.devDevice, g.devFirst
@@ -377,11 +439,6 @@ func (s *snapshotter) process() {
 	if g.auditing {
 		p.AuditUntil = unixNano(g.auditUntil)
 	}
-	if g.looksAtRoots() { // the next program looks at once
-		p.AuditUntil = unixNano(time.Now().Add(auditTime))
-	}
-	p.Roots = g.settledRoots.state()
-	p.WindowsRest, p.Record = g.windowsRest.Load(), g.lastRecord
 	if g.tallyFile != nil {
 		p.Tally = g.tallyFile.FD()
 	}
@@ -406,11 +463,16 @@ func (s *snapshotter) managed() {
 	m := &s.guard.managed
 	v := &s.state.Managed
 	for _, pid := range slices.Sorted(maps.Keys(m.procs)) {
-		for _, x := range m.procs[pid] {
-			v.Spans = append(v.Spans, handover.Span{PID: pid, Base: x.base, End: x.end, Agreed: x.agreed, Announced: unixNano(x.announced)})
-		}
+		v.Spans = append(v.Spans, spansState(pid, m.procs[pid])...)
 	}
 	v.Over, v.Last, v.CPU = m.over, m.killed, int64(m.cpu)
+}
+
+func spansState(pid int, list []span) (states []handover.Span) {
+	for _, x := range list {
+		states = append(states, handover.Span{PID: pid, Base: x.base, End: x.end, Agreed: x.agreed, Announced: unixNano(x.announced)})
+	}
+	return states
 }
 
 func (s *snapshotter) outside() {

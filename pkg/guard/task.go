@@ -14,6 +14,7 @@ import (
 
 // process is a process of the container that has made a trapped call.
 type process struct {
+	entry
 	tgid  int // in the guard's pid namespace, which is the host's
 	nspid int // in the container's own
 	name  string
@@ -43,6 +44,7 @@ type task struct {
 
 // taskTable finds tasks by thread id.
 type taskTable struct {
+	books  *books
 	mu     sync.Mutex
 	tasks  map[int]*task
 	used   *list.List // of tasks, those that were used last in front
@@ -124,6 +126,7 @@ func (t *taskTable) process(tgid, nspid int, name string) (*process, error) {
 	}
 	p := &process{tgid: tgid, nspid: nspid, name: name, pidfd: fd, tasks: map[*task]bool{}}
 	t.procs[tgid], t.byNS[nspid] = p, p
+	t.books.note(p)
 	t.onProc(p)
 	return p, nil
 }
@@ -199,7 +202,8 @@ func (t *taskTable) dropProcess(p *process) {
 	}
 	if t.procs[p.tgid] == p {
 		delete(t.procs, p.tgid)
-		_ = unix.Close(p.pidfd)
+		t.books.end(p)
+		t.books.close(p.pidfd)
 	}
 	if t.byNS[p.nspid] == p {
 		delete(t.byNS, p.nspid)

@@ -34,6 +34,7 @@ func (a *account) markEnding(which func(*client) bool) (some bool) {
 	for _, c := range a.clients {
 		if which(c) {
 			c.ending, some = true, true
+			a.books.note(c)
 		}
 	}
 	return some
@@ -90,6 +91,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	f.mu.Lock()
 	maps, spaces := f.maps, f.spaces
 	f.maps, f.spaces = map[gpuUUID][]*uvmMap{}, map[gpuUUID]bool{}
+	g.books.note(f)
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
 	end := func(gpu gpuUUID) bool {

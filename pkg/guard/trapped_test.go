@@ -139,6 +139,12 @@ func trappedCalls(s *childState, a []int) (string, error) {
 
 // BenchmarkTrapped is a call of another process, notification included. Only the driver is missing.
 func BenchmarkTrapped(b *testing.B) {
+	for name, kept := range map[string]bool{"": false, "kept-": true} {
+		benchmarkTrapped(b, name, kept)
+	}
+}
+
+func benchmarkTrapped(b *testing.B, prefix string, kept bool) {
 	dir := makeNodes(b)
 	uvm := filepath.Join(dir, "nvidia-uvm")
 	if err := unix.Unlink(uvm); err != nil {
@@ -148,12 +154,17 @@ func BenchmarkTrapped(b *testing.B) {
 		b.Fatal(err)
 	}
 	g := withClient(newFakeGuard(b, &shortDriver{}))
-	g.monitor = newMonitor()
+	g.monitor, g.filters = newMonitor(), map[*listener]bool{}
 	g.account.addObject(fakeClient, object{handle: trappedRange, parent: fakeDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU},
 		noGPU, 0, 0)
+	if kept {
+		if err := g.newKeep(nil); err != nil {
+			b.Fatal(err)
+		}
+	}
 	c := startChild(b, g, dir, withEnv("GODEBUG=asyncpreemptoff=1"))
 	for kind, name := range map[int]string{trapWaved: "waved", trapControl: "control", trapMemory: "memory", trapUVM: "uvm", trapDMA: "dma"} {
-		b.Run(name, func(b *testing.B) {
+		b.Run(prefix+name, func(b *testing.B) {
 			b.ReportAllocs()
 			took := c.do("trapped", kind, b.N)
 			for i, unit := range []string{"p10-ns", "p50-ns", "back-p10-ns", "back-p50-ns"}[:len(took)] {

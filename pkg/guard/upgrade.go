@@ -168,6 +168,8 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 		return fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
 	}
 	g.log.Info("the guard goes on as another program", "bytes", len(b), "tries", tries)
+	g.keep.stop() // that program has one of its own
+	defer g.keep.resume()
 	return trial.Exec(state.Descriptors())
 }
 
@@ -270,20 +272,7 @@ func TakeOver(s *handover.State, driver Driver, log *slog.Logger) (*Guard, Socke
 	if err != nil {
 		return nil, Sockets{}, err
 	}
-	if err := g.openPage(); err != nil {
-		return nil, Sockets{}, err
-	}
-	if s.Process.Tally > 0 {
-		f, err := handover.Copy(s.Process.Tally, "counters")
-		if err != nil {
-			return nil, Sockets{}, err
-		}
-		if g.tallyFile, err = tally.Resume(f); err != nil {
-			return nil, Sockets{}, err
-		}
-		g.countIn(g.tallyFile.Page)
-	}
-	sockets, err := takeSockets(s.Process)
+	sockets, err := g.takeWhatIsOutside(s)
 	if err != nil {
 		return nil, sockets, err
 	}
@@ -292,6 +281,24 @@ func TakeOver(s *handover.State, driver Driver, log *slog.Logger) (*Guard, Socke
 		g.account.tellChannels(i)
 	}
 	return g, sockets, g.gpuTime.Rejoin(s.GPUTime, s.Rescuer)
+}
+
+// takeWhatIsOutside takes up the page, the counters and the sockets.
+func (g *Guard) takeWhatIsOutside(s *handover.State) (sockets Sockets, err error) {
+	if err := g.openPage(); err != nil {
+		return sockets, err
+	}
+	if s.Process.Tally > 0 {
+		f, err := handover.Copy(s.Process.Tally, "counters")
+		if err != nil {
+			return sockets, err
+		}
+		if g.tallyFile, err = tally.Resume(f); err != nil {
+			return sockets, err
+		}
+		g.countIn(g.tallyFile.Page)
+	}
+	return takeSockets(s.Process)
 }
 
 func takeSockets(p handover.Process) (s Sockets, err error) {
@@ -318,6 +325,17 @@ func takeSockets(p handover.Process) (s Sockets, err error) {
 
 // goOn begins where the program before has stopped: with the container's calls, which wait.
 func (g *Guard) goOn(s *handover.State) {
+	g.goOnWithRest(s)
+	for _, fd := range s.Process.Listeners { // last: from here on others change what is read above
+		g.resumeFilter(fd)
+	}
+	go handover.Bury(s.Process.Trial)
+	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
+	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
+}
+
+// goOnWithRest begins again what was under way or due beside the container's calls.
+func (g *Guard) goOnWithRest(s *handover.State) {
 	for _, p := range g.tasks.processes() {
 		g.watchProcess(p)
 	}
@@ -341,12 +359,6 @@ func (g *Guard) goOn(s *handover.State) {
 			_ = unix.Close(fd)
 		}
 	}
-	for _, fd := range s.Process.Listeners { // last: from here on others change what is read above
-		g.resumeFilter(fd)
-	}
-	go handover.Bury(s.Process.Trial)
-	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
-	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
 }
 
 // resumeFilter serves a filter that another program served.

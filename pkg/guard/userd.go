@@ -63,10 +63,9 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	if !ok || obj.handle == 0 || obj.charge != objectOf(ch).charge || off > userdPage-gpusched.UserWords {
 		return nil, errNoUserd
 	}
-	var handle, s uint32
-	var e unix.Errno
+	handle, s, e := own.NewHandle(), uint32(0), unix.Errno(0)
 	if status, errno := g.whileShared(t, ch.Client, []openRight{{at.memory, accessDup}}, func() {
-		handle, s, e = g.dupToMap(own, own.Device(gpu), ch.Client, at.memory)
+		s, e = g.dupToMap(own, handle, own.Device(gpu), ch.Client, at.memory)
 	}); errno != 0 || status != rm.StatusOK {
 		return nil, pageError("open a channel's page", status, errno)
 	}
@@ -74,6 +73,7 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 		return nil, pageError("refer to a channel's page", s, e)
 	}
 	held := g.account.addReference(obj.charge)
+	g.books.put(bookHeld, uint64(handle), true)
 	node := ""
 	if obj.class == classVidmem {
 		node = g.cfg.GPUs[gpu].Node.HostPath
@@ -93,5 +93,6 @@ func (g *Guard) closeUserPage(own *rmclient.Client, mem []byte, handle uint32, h
 		g.logOnce("userdend", "cannot let go of a channel's page", "status", rm.StatusName(s), "errno", e)
 		return
 	}
+	g.books.put(bookHeld, uint64(handle), nil)
 	g.account.dropReference(held)
 }

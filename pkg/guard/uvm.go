@@ -77,6 +77,7 @@ func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
 	}
 	return plan{ask: true, done: done, commit: func() {
 		f.zombies.Store(g.isMultiProcess(c.target()))
+		g.books.note(f)
 		c.lost = true
 	}}
 }

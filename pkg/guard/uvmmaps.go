@@ -30,6 +30,8 @@ func rangeOf(o []byte, form rm.UVMForm) addresses {
 
 // uvmMap is an external mapping on one GPU that holds memory, or is sparse, or what is left of one.
 type uvmMap struct {
+	entry
+	on *file // set when it is recorded
 	addresses
 	gpu    gpuUUID
 	charge *charge // of what is mapped; nil: nothing that is charged
@@ -86,11 +88,13 @@ func (f *file) replaceRange(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, re
 	for _, m := range gone {
 		if m.base < x.base {
 			left := *m
+			left.entry = entry{}
 			left.end = x.base
 			before = append(before, &left)
 		}
 		if m.end > x.end {
 			left := *m
+			left.entry = entry{}
 			left.base = x.end
 			after = append(after, &left)
 		}
@@ -107,12 +111,15 @@ func (f *file) replaceRange(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, re
 func (g *Guard) recordMapping(f *file, m uvmMap) {
 	f.mu.Lock()
 	var with []*uvmMap
-	if m.charge != nil || m.tables != nil {
+	if m.on = f; m.charge != nil || m.tables != nil {
 		with = append(with, &m)
 	}
 	gone, rest := f.replaceRange(m.addresses, m.gpu, with...)
 	f.mu.Unlock()
 	g.uvmMaps.Add(int64(len(with)))
+	for _, x := range with {
+		g.books.note(x)
+	}
 	g.recordMaps(gone, rest)
 }
 
@@ -130,6 +137,7 @@ func (g *Guard) recordMaps(gone, rest []*uvmMap) {
 	for _, m := range rest { // first: each holds what one of gone does
 		g.account.addReference(m.charge)
 		g.account.addReference(m.tables)
+		g.books.note(m)
 	}
 	for _, m := range gone {
 		g.dropMapping(m)
@@ -139,6 +147,7 @@ func (g *Guard) recordMaps(gone, rest []*uvmMap) {
 // dropMapping lets go of what a mapping held.
 func (g *Guard) dropMapping(m *uvmMap) {
 	g.uvmMaps.Add(-1)
+	g.books.end(m)
 	g.account.dropReference(m.charge)
 	g.account.dropReference(m.tables)
 }

@@ -26,6 +26,8 @@ const (
 
 // uvmRange is a range of addresses that a call has made.
 type uvmRange struct {
+	entry
+	on *file // set when it is recorded
 	addresses
 	host   quota.Bytes
 	gpu    gpuUUID   // with whose RM address space the tables end; none: with the range
@@ -67,6 +69,7 @@ func (g *Guard) planRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 	}
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropRange(r) }, commit: func() {
 		g.dropRange(f.recordRange(r)) // UVM has let go of one there, or it would have refused
+		g.books.note(r)
 		c.lost = true
 	}}
 }
@@ -97,6 +100,7 @@ func (g *Guard) dropRange(r *uvmRange) {
 	if r == nil {
 		return
 	}
+	g.books.end(r)
 	for _, t := range r.tables {
 		g.account.dropReference(t)
 	}
@@ -111,7 +115,7 @@ func (f *file) recordRange(r *uvmRange) (old *uvmRange) {
 		f.ranges = map[uint64]*uvmRange{}
 	}
 	old = f.ranges[r.base]
-	f.ranges[r.base] = r
+	f.ranges[r.base], r.on = r, f
 	return old
 }
 
@@ -133,6 +137,7 @@ func (g *Guard) dropRegionTables(f *file, gpu gpuUUID) {
 		if r.gpu == gpu {
 			tables = append(tables, r.tables...)
 			r.tables = nil
+			g.books.note(r)
 		}
 	}
 	f.mu.Unlock()
@@ -158,6 +163,7 @@ func (g *Guard) checkRangeGroup(c *trappedCall) plan {
 			f.groups = map[uint64]bool{}
 		}
 		f.groups[rm.U64(c.call.Outer, c.form().Base)] = true
+		g.books.note(f)
 		c.lost = true
 	}}
 }
@@ -166,6 +172,7 @@ func (g *Guard) dropRangeGroup(f *file, group uint64) {
 	f.mu.Lock()
 	known := f.groups[group]
 	delete(f.groups, group)
+	g.books.note(f)
 	f.mu.Unlock()
 	if known {
 		g.releaseUVMHost(groupHost)
@@ -178,6 +185,7 @@ func (g *Guard) endRanges(f *file) bool {
 	f.mu.Lock()
 	ranges, groups := f.ranges, f.groups
 	f.ranges, f.groups = nil, nil
+	g.books.note(f)
 	f.mu.Unlock()
 	end := func(cmd uint32, x addresses) {
 		form, _ := g.abi.UVM(cmd)

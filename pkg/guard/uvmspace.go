@@ -33,6 +33,7 @@ type uvmChannel struct {
 
 // retained is what UVM keeps of a channel.
 type retained struct {
+	entry
 	calls    int     // that registered it
 	context  *charge // of its group; nil: it has none
 	channel  *object // nil: freed
@@ -54,6 +55,8 @@ func (a *account) retainChannel(name channelName) *retained {
 	}
 	r := o.retained
 	r.calls++
+	a.books.note(o)
+	a.books.note(r)
 	if group := c.objects[o.parent]; r.context == nil && group != nil && group.kind == rm.ClassTSG && group.charge != nil {
 		r.context = group.charge
 		a.countReference(r.context, &r.context.references, 1)
@@ -83,11 +86,17 @@ func (a *account) releaseChannel(r *retained) {
 	a.mu.Lock()
 	r.calls--
 	last := r.calls == 0
+	if last {
+		a.books.end(r)
+	} else {
+		a.books.note(r)
+	}
 	if last && r.channel == nil {
 		a.countKept(r.countsOn, -1)
 		a.countChannel(r.runlist, -1)
 	} else if last {
 		r.channel.retained = nil
+		a.books.note(r.channel)
 	}
 	a.mu.Unlock()
 	if last {
@@ -108,6 +117,7 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	p.commit = func() {
 		f.mu.Lock()
 		f.spaces[gpuUUID(o[rm.UVMGPU:])] = true
+		g.books.note(f)
 		f.mu.Unlock()
 		c.lost = true // made again it would fail
 	}
@@ -134,6 +144,7 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 		g.dropUVMChannel(f, name) // UVM has let go of one with this name unseen, or it would have refused
 		f.mu.Lock()
 		f.channels[name] = uvmChannel{gpuUUID(o[rm.UVMGPU:]), kept}
+		g.books.note(f)
 		f.mu.Unlock()
 		g.account.setUnbound([]*retained{kept}, false)
 		c.lost = true
@@ -185,6 +196,7 @@ func (a *account) setUnbound(list []*retained, unbound bool) map[*object]bool {
 	for _, r := range list {
 		if r.channel != nil {
 			r.channel.unbound = unbound
+			a.books.note(r.channel)
 			channels[r.channel] = true
 		}
 	}
@@ -208,6 +220,7 @@ func (g *Guard) dropUVMChannel(f *file, name channelName) {
 	f.mu.Lock()
 	ch, ok := f.channels[name]
 	delete(f.channels, name)
+	g.books.note(f)
 	f.mu.Unlock()
 	if ok {
 		g.account.releaseChannel(ch.kept)
@@ -226,6 +239,7 @@ func (g *Guard) dropUVMGPU(f *file, gpu gpuUUID) {
 		}
 	}
 	delete(f.spaces, gpu)
+	g.books.note(f)
 	f.mu.Unlock()
 	for _, name := range channels {
 		g.dropUVMChannel(f, name)

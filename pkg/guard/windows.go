@@ -37,6 +37,7 @@ const (
 // window is memory mapped for the processor. It is over with the memory's handle, too, and gone with the file. One that is kept is a handle
 // only, on memory that a channel writes to, and is over with that (notifiers.go).
 type window struct {
+	entry
 	address uint64 // by which the program knows it
 	handle  uint32 // the guard's, on the memory
 	gpu     int
@@ -70,7 +71,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		g.logOnce("windowclient", "cannot map memory", "err", err)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length, g.bar1[gpu]), own: own}
+	w := &window{handle: own.NewHandle(), gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length, g.bar1[gpu]), own: own}
 	if !g.reserveWindow(w, g.windowLimit(gpu)) {
 		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
 			"length", quota.Bytes(length)))
@@ -89,10 +90,13 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		ask:    true,
 		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
 		exec: func() unix.Errno {
+			g.announceWindow(w, m.charge)
 			return g.makeWindow(c, w, ownParent(own, gpu, parent.kind), ownParent(own, gpu, device.kind), as)
 		},
 		cancel: func() {
-			w.file.close()
+			g.books.end(w)
+			w.charge = nil // nobody has counted it
+			w.file.close(g.books)
 			g.account.unreserveWindow(w)
 		},
 		commit: func() {
@@ -139,7 +143,7 @@ func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes
 // makeWindow makes the guard's handle, below a parent, and maps it into the task's file. The answer goes to the task's call.
 func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32) unix.Errno {
 	o, own := c.call.Outer, w.own
-	handle, status, e := g.dupToMap(own, parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
+	status, e := g.dupToMap(own, w.handle, parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
 	if e != 0 || status != rm.StatusOK {
 		c.status(status)
 		return e
@@ -147,24 +151,24 @@ func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32)
 	call := cloneCall(&c.call)
 	rm.PutU32(call.Outer, rm.MapMemoryClient, own.Handle())
 	rm.PutU32(call.Outer, rm.MapMemoryDevice, device)
-	rm.PutU32(call.Outer, rm.MapMemoryMemory, handle)
+	rm.PutU32(call.Outer, rm.MapMemoryMemory, w.handle)
 	rm.PutU32(call.Outer, rm.MapMemoryFD, fd)
 	e = g.driver.Exec(own.File(), &call)
 	copy(o[rm.MapMemoryAddress:rm.MapMemoryFD], call.Outer[rm.MapMemoryAddress:]) // address, status and flags
 	if e != 0 || c.statusWord() != rm.StatusOK {
-		_, _ = own.Free(handle)
+		_, _ = own.Free(w.handle)
 		return e
 	}
-	w.handle, w.address = handle, rm.U64(o, rm.MapMemoryAddress)
+	w.address = rm.U64(o, rm.MapMemoryAddress)
 	return 0
 }
 
 // dupToMap makes a handle of the guard's own on memory that it is about to map. What a handle of the container's is on only the driver
 // knows where the task has made it, or somebody that the guard does not know of: by RM_ALLOC_MEMORY everybody may have an object for all of
 // the GPU's registers (class 0x3f), which the driver maps for whom was root when he made his client (memMap_IMPL), as the guard was.
-func (g *Guard) dupToMap(own *rmclient.Client, parent, client, memory uint32) (handle, status uint32, e unix.Errno) {
-	if handle, status, e = own.Dup(parent, client, memory); e != 0 || status != rm.StatusOK {
-		return 0, status, e
+func (g *Guard) dupToMap(own *rmclient.Client, handle, parent, client, memory uint32) (status uint32, e unix.Errno) {
+	if status, e = own.DupAs(handle, parent, client, memory); e != 0 || status != rm.StatusOK {
+		return status, e
 	}
 	id := g.classOf(own.File(), own.Handle(), handle)
 	class, _ := g.abi.Class(id)
@@ -172,9 +176,20 @@ func (g *Guard) dupToMap(own *rmclient.Client, parent, client, memory uint32) (h
 		g.logOnce("notmemory", "denied a mapping of what is no memory", "class", rm.ClassName(id))
 		g.stats.denied.Add(1)
 		_, _ = own.Free(handle)
-		return 0, rm.StatusInvalidObjectHandle, 0
+		return rm.StatusInvalidObjectHandle, 0
 	}
-	return handle, status, 0
+	return status, 0
+}
+
+// announceWindow has the books know of a window before the driver does: the file shows the memory from then on, whoever is told. The next
+// guard has it as one whose memory's handle is gone.
+func (g *Guard) announceWindow(w *window, ch *charge) {
+	if g.books == nil {
+		return
+	}
+	w.charge = ch // addWindow counts it
+	g.books.note(w)
+	g.books.commit(nil)
 }
 
 // ownParent is the guard's device of a GPU, or the subdevice.
@@ -256,7 +271,7 @@ func (g *Guard) endWindows() {
 		if w.gone = w.kept || !w.file.alive(g.files.self); !w.gone {
 			continue
 		}
-		if s, e := w.own.Free(w.handle); e != 0 || s != rm.StatusOK {
+		if s, e := w.own.Free(w.handle); e != 0 || s != rm.StatusOK && s != rm.StatusObjectNotFound { // a guard that was killed has freed it
 			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
 			continue
 		}
@@ -266,6 +281,7 @@ func (g *Guard) endWindows() {
 	if g.account.removeGoneWindows() > 0 {
 		g.endWindowsLater()
 	}
+	g.endOldClients()
 }
 
 // endWindowsLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
@@ -321,6 +337,7 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 		a.countReference(ch, &ch.references, 1)
 		ch.windows++
 	}
+	a.books.note(w) // its address is known by now
 	c := a.clients[client]
 	if c == nil || c.objects[memory] == nil {
 		a.loose = append(a.loose, w)
@@ -328,6 +345,7 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	}
 	o := c.objects[memory]
 	o.windows = append(o.windows, w)
+	a.books.note(o)
 	return true
 }
 
@@ -363,6 +381,7 @@ func (a *account) moveWindow(client, memory uint32, from, to uint64) {
 	defer a.mu.Unlock()
 	if o, i := a.findWindow(client, memory, from); i >= 0 {
 		o.windows[i].address = to
+		a.books.note(o.windows[i])
 	}
 }
 
@@ -372,6 +391,7 @@ func (a *account) dropWindow(client, memory uint32, address uint64) {
 	if o, i := a.findWindow(client, memory, address); i >= 0 {
 		a.loose = append(a.loose, o.windows[i])
 		o.windows = slices.Delete(o.windows, i, i+1)
+		a.books.note(o)
 	}
 }
 
@@ -388,7 +408,10 @@ func (a *account) removeGoneWindows() int {
 	defer a.mu.Unlock()
 	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool {
 		if w.gone && !w.kept {
-			w.file.close()
+			w.file.close(a.books)
+		}
+		if w.gone {
+			a.books.end(w)
 		}
 		return w.gone
 	})

@@ -310,7 +310,7 @@ func TestWeakRefOfMapping(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.close()
+	defer w.close(nil)
 	b, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
 	unix.Close(fd)
 	if err != nil {

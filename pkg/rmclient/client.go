@@ -23,6 +23,7 @@ type Client struct {
 	devices []uint32 // in the order of the GPUs
 	subs    []uint32 // subdevices
 	next    atomic.Uint32
+	last    atomic.Pointer[atomic.Uint32] // told, see Tell; nil: nobody is
 }
 
 // Classes of a client's objects.
@@ -163,8 +164,21 @@ func (c *Client) Subdevice(gpu int) uint32 { return c.subs[gpu] }
 // Subdevices are those of all GPUs.
 func (c *Client) Subdevices() []uint32 { return c.subs }
 
+// Tell has the last handle that was made up told before it is used, for who goes on with the client should this process be killed.
+func (c *Client) Tell(last *atomic.Uint32) {
+	c.last.Store(last)
+	last.Store(c.next.Load())
+}
+
 // NewHandle makes up a name for a new object.
-func (c *Client) NewHandle() uint32 { return c.next.Add(1) }
+func (c *Client) NewHandle() uint32 {
+	n := c.next.Add(1)
+	if last := c.last.Load(); last != nil {
+		for old := last.Load(); old < n && !last.CompareAndSwap(old, n); old = last.Load() {
+		}
+	}
+	return n
+}
 
 // Control makes a control on an object of the client.
 func (c *Client) Control(object, cmd uint32, params []byte) (status uint32, errno syscall.Errno) {
@@ -204,14 +218,21 @@ func (c *Client) alloc(parent, handle, class uint32, params []byte) (uint32, err
 
 // Dup makes a handle of our own on somebody else's object.
 func (c *Client) Dup(parent, client, object uint32) (handle, status uint32, errno unix.Errno) {
+	handle = c.NewHandle()
+	status, errno = c.DupAs(handle, parent, client, object)
+	return handle, status, errno
+}
+
+// DupAs is Dup with a handle that was made up before.
+func (c *Client) DupAs(handle, parent, client, object uint32) (status uint32, errno unix.Errno) {
 	o := make([]byte, rm.DupSize)
 	rm.PutU32(o, rm.DupClient, c.handle)
 	rm.PutU32(o, rm.DupParent, parent)
-	rm.PutU32(o, rm.DupObject, c.NewHandle())
+	rm.PutU32(o, rm.DupObject, handle)
 	rm.PutU32(o, rm.DupClientSrc, client)
 	rm.PutU32(o, rm.DupObjectSrc, object)
 	e := c.driver.Exec(c.file, &rm.Call{Cmd: 3<<30 | uint32(rm.DupSize)<<16 | 'F'<<8 | rm.EscDupObject, Outer: o})
-	return rm.U32(o, rm.DupObject), rm.U32(o, rm.DupStatus), e
+	return rm.U32(o, rm.DupStatus), e
 }
 
 // Map maps an object of the client's, read-only (NV_ESC_RM_MAP_MEMORY and mmap on a file made for it): of device memory on a GPU's

@@ -4,8 +4,10 @@ package sim
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -40,7 +42,7 @@ func Dial(path string, minors []int) (*Conn, error) {
 		return nil, fmt.Errorf("sim: connect to the simulated driver: %w; start it with cgpu-sim", err)
 	}
 	c := &Conn{c: nc, pending: map[uint64]chan answer{}}
-	go c.dispatchAnswers()
+	go c.dispatchAnswers(bufio.NewReader(nc))
 	b := appendU32(appendU32(nil, wireVersion), uint32(len(minors)))
 	for _, m := range minors {
 		b = appendU32(b, uint32(int32(m)))
@@ -59,8 +61,43 @@ func Resume(f *os.File, last uint64) (*Conn, error) {
 		return nil, fmt.Errorf("sim: the connection that was handed over: %w", err)
 	}
 	c := &Conn{c: nc, pending: map[uint64]chan answer{}, next: last}
-	go c.dispatchAnswers()
+	go c.dispatchAnswers(bufio.NewReader(nc))
 	return c, nil
+}
+
+// Revive is Resume of a connection of a process that was killed, at whatever moment: requests may be under way, which it awaits, and of
+// answers that one may have read a piece.
+func Revive(f *os.File) (*Conn, error) {
+	nc, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("sim: the connection of a process that was killed: %w", err)
+	}
+	c := &Conn{c: nc, pending: map[uint64]chan answer{}, next: rand.Uint64()>>1 | 1<<62} // which no request of that one had
+	r := bufio.NewReader(nc)
+	if err = writeFrame(nc, append(appendU64(nil, c.next), opBarrier)); err == nil {
+		err = skipPast(r, appendU32(appendU64(appendU32(nil, 12), c.next), 0))
+	}
+	if err != nil {
+		nc.Close()
+		return nil, fmt.Errorf("sim: the connection of a process that was killed: %w", err)
+	}
+	go c.dispatchAnswers(r)
+	return c, nil
+}
+
+// skipPast reads until what it has read ends in some bytes.
+func skipPast(r *bufio.Reader, end []byte) error {
+	var last []byte
+	for !bytes.Equal(last, end) {
+		b, err := r.ReadByte()
+		if err != nil {
+			return err
+		}
+		if last = append(last, b); len(last) > len(end) {
+			last = last[1:]
+		}
+	}
+	return nil
 }
 
 // State is what Resume needs. Nothing may be under way.
@@ -72,8 +109,7 @@ func (c *Conn) State() (conn syscall.Conn, last uint64, ok bool) {
 }
 
 // dispatchAnswers hands answers to whoever waits for them.
-func (c *Conn) dispatchAnswers() {
-	r := bufio.NewReader(c.c)
+func (c *Conn) dispatchAnswers(r *bufio.Reader) {
 	for {
 		b, err := readFrame(r)
 		if err != nil {

@@ -3,8 +3,10 @@
 package sim
 
 import (
+	"io"
 	"net"
 	"testing"
+	"time"
 )
 
 // TestResume: who goes on with a connection has the files that were opened on it, and its requests are answered.
@@ -40,4 +42,51 @@ func TestResume(t *testing.T) {
 	if _, _, ok := c.State(); ok {
 		t.Error("a lost connection can be handed over")
 	}
+}
+
+// TestRevive: of a process that was killed nobody knows what was under way, nor how much of an answer it had read.
+func TestRevive(t *testing.T) {
+	d, path := startServer(t)
+	c := dial(t, path, 0)
+	id, err := c.OpenFile(Control, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := c.c.(*net.UnixConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	nc, err := net.FileConn(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	c.write.Lock() // its reader is in the way
+	_ = c.c.(*net.UnixConn).SetReadDeadline(time.Unix(1, 0))
+	for c.failed() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	for i := range uint64(3) {
+		if err := writeFrame(nc, append(appendU64(nil, 100+i), opSnapshot)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := io.ReadFull(nc, make([]byte, 7)); err != nil {
+		t.Fatal(err)
+	}
+	next, err := Revive(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	if err := next.CloseFile(id); err != nil || d.Snapshot().Files != 0 {
+		t.Error(err, d.Snapshot().Files)
+	}
+}
+
+func (c *Conn) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
 }

@@ -82,6 +82,14 @@ func (d *Driver) serveConn(c net.Conn) {
 		}
 		req := &decoder{b: b}
 		id, op := req.u64(), req.u8()
+		if op == opBarrier { // nothing else is under way then
+			for range maxInFlight {
+				slots <- struct{}{}
+			}
+			for range maxInFlight {
+				<-slots
+			}
+		}
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
@@ -178,6 +186,8 @@ func (d *Driver) serve(s *Session, op uint8, req *decoder) (syscall.Errno, []byt
 			return syscall.EPROTO, nil
 		}
 		d.SetDelay(delay)
+		return 0, nil
+	case opBarrier:
 		return 0, nil
 	case opTrouble:
 		var t Trouble

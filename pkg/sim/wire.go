@@ -21,7 +21,7 @@ import (
 const maxFrame = 1 << 20
 
 // wireVersion is part of the first frame; both sides are built together and must agree.
-const wireVersion = 2
+const wireVersion = 3
 
 // Operations.
 const (
@@ -35,6 +35,7 @@ const (
 	opSwitches           // i32 minor, u64 since → u64 next, u8 lost, u32 count, switches
 	opPending            // i32 minor, u32 count, i32 pids → u8
 	opTrouble            // JSON
+	opBarrier            // answered when all requests before it are
 )
 
 var errFrame = errors.New("sim: malformed frame")

@@ -171,6 +171,12 @@ var scenarios = []scenario{
 		s.keepsGPU()
 		s.end()
 	}},
+	// The next guard is what was the keeper of the one that is killed, and answers; else calls fail, and nothing is left either.
+	{name: "keeper", programs: []string{"cgpu-guard"}, config: []string{"keeper = true"}, steps: func(s *session) {
+		s.start("tenant")
+		s.runtime("exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "10MiB")
+		s.end()
+	}},
 	{name: "arbiter", programs: []string{"cgpu-arbiter"}, steps: func(s *session) {
 		s.start("alone")
 		s.goesOn(20) // a second takes over meanwhile

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
-# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, peers.sh, bare.sh, the conformance suite, the benchmark
-# (start: what a start costs alone, and where that goes), the measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two
+# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, keeper.sh, peers.sh, bare.sh, the conformance
+# suite, the benchmark (start: what a start costs alone, and where that goes), the measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two
 # GPUs; account: GPU seconds against CUDA's events), exporter.py, soak.sh, graphics.sh, mps-trace.sh, and foreign.sh on the suites in DIR/foreign.tar.xz,
 # which the caller has put there. Logs go to $OUT; where that would be more than 8 files, all but the tables (*.txt) are in one, logs.tar.gz.
-#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [upgrade] [peers] [bare] [conformance] [bench] [start] [micro] [calls] [shares]
+#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [upgrade] [keeper] [peers] [bare] [conformance] [bench] [start] [micro] [calls] [shares]
 #   [real] [account] [exporter] [soak] [graphics] [mps-trace] [foreign]
 #   (default: checks)
 set -euo pipefail
@@ -46,6 +46,7 @@ for part in "$@"; do
 	start) table 240 "$cgpu/bench" -only starts,traces -o "$OUT/start.json" ;;
 	soak) table $((${SOAK:-510} + 80)) test/gpu/soak.sh ;;
 	upgrade) table 150 test/gpu/upgrade.sh ;;
+	keeper) table 150 test/gpu/keeper.sh ;;
 	real) ONLY='^(real|two gpus) ' hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/shares.sh ;;
 	conformance) (
 		cd test/integration # where `go test` runs it

@@ -36,6 +36,18 @@ func Resume(cfg guardcfg.Config, conn *os.File, last uint64) (rmclient.Driver, e
 	return &simDriver{conn: c}, nil
 }
 
+// Revive is Resume in the place of a guard that was killed.
+func Revive(cfg guardcfg.Config, conn *os.File) (rmclient.Driver, error) {
+	if cfg.Driver != device.DriverSim {
+		return rmclient.Kernel{}, nil
+	}
+	c, err := sim.Revive(conn)
+	if err != nil {
+		return nil, err
+	}
+	return &simDriver{conn: c}, nil
+}
+
 // simDriver answers every trapped call in the guard, since there is no kernel driver behind the container's nodes.
 type simDriver struct {
 	conn *sim.Conn

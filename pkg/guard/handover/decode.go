@@ -76,6 +76,9 @@ func (s *State) Descriptors() (fds []int) {
 	if p.RM != nil {
 		add(p.RM.FD)
 	}
+	for _, x := range p.OldRM {
+		add(x.FD)
+	}
 	for i := range s.Account.Windows {
 		weak(s.Account.Windows[i].File)
 	}
@@ -125,6 +128,9 @@ func (c *checker) count(what string, n int64) {
 	c.that(n >= 0 && n <= math.MaxInt32, "%s: %d", what, n)
 }
 
+// Check is what Decode does with a state that was read in another way.
+func (s *State) Check() error { return s.check() }
+
 func (s *State) check() error {
 	c := &checker{}
 	n := len(s.Config.GPUs)
@@ -164,6 +170,9 @@ func (s *State) checkProcess(c *checker, gpus int) {
 	if p.RM != nil {
 		c.that(len(p.RM.Devices) == gpus && len(p.RM.Subdevices) == gpus && len(p.BAR1) == gpus, "the guard's RM client has not %d GPUs", gpus)
 		c.that(p.RM.FD > 0 || p.RM.File > 0, "the guard's RM client has no file")
+	}
+	for _, x := range p.OldRM {
+		c.that(x.Handle > 0 && (x.FD > 0 || x.File > 0), "an RM client of a guard that was killed has no name, or no file")
 	}
 	threads := map[int]bool{}
 	for _, x := range p.Roots {
@@ -215,7 +224,8 @@ func (s *State) checkAccount(c *checker, gpus int) {
 		c.ref("charge", w.Charge, len(a.Charges))
 		c.that(w.Kept != (w.File != nil), "a window's file")
 		c.weak(w.File)
-		c.that(s.Process.RM != nil, "a window, and no RM client")
+		old := slices.ContainsFunc(s.Process.OldRM, func(x RMClient) bool { return x.Handle == w.Own })
+		c.that(old || w.Own == 0 && s.Process.RM != nil, "a window, and no RM client")
 	}
 	for _, m := range a.DMA {
 		c.that(m.Mapper > 0 && m.Memory > 0, "a mapping of nothing")

@@ -52,6 +52,7 @@ type Process struct {
 	Held      []int  `json:"held,omitempty"` // files that no tenant shall have a lease on
 
 	RM        *RMClient         `json:"rm,omitempty"`
+	OldRM     []RMClient        `json:"old_rm,omitempty"` // of guards that were killed, for windows that they have made
 	BAR1      []uint64          `json:"bar1,omitempty"`
 	Instances map[uint32]int    `json:"instances,omitempty"`
 	Buffers   []ContextBuffer   `json:"buffers,omitempty"`
@@ -243,6 +244,7 @@ type Window struct {
 	Charge  int       `json:"charge,omitempty"`
 	Kept    bool      `json:"kept,omitempty"`
 	File    *WeakFile `json:"file,omitempty"`
+	Own     uint32    `json:"own,omitempty"` // the one of OldRM that has it; 0: RM
 }
 
 // DMA is memory mapped into a range of GPU addresses.

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/guard/journal"
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
+)
+
+// keep is what a guard has so that another one goes on should it be killed (docs/adr/0015-keeper.md): the books, memory that both map, and
+// the keeper, which has all that and the guard's descriptors.
+type keep struct {
+	guard   *Guard
+	memory  *keeper.Memory
+	program *os.File
+
+	mu      sync.Mutex
+	free    []int // flights
+	process *keeper.Process
+	started []time.Time // keepers, lately
+	over    bool        // there is none any more
+}
+
+// A keeper that ends is replaced, but not for ever.
+const (
+	maxKeepers = 5
+	keeperTime = time.Minute
+)
+
+// startKeeping begins it. A container is served as well without: as it was before there were keepers.
+func (g *Guard) startKeeping(before *keeper.Memory) {
+	if !g.cfg.Settings.Keeper {
+		return
+	}
+	err := g.findSockets()
+	if err == nil {
+		err = g.newKeep(before)
+	}
+	if err == nil {
+		err = g.keep.start()
+	}
+	if err != nil {
+		g.log.Error("no keeper: should this guard be killed, nobody goes on in its place", "err", err)
+		g.events.Note(event.Event{Kind: event.Warning, Text: "no keeper: " + err.Error()})
+	}
+}
+
+// newKeep begins the books. before is the memory of a guard that was killed; nil: there was none.
+func (g *Guard) newKeep(before *keeper.Memory) (err error) {
+	k := &keep{guard: g}
+	if k.memory, err = keeper.NewMemory(); err != nil {
+		return err
+	}
+	if before != nil {
+		k.memory.CopyRestarts(before)
+	}
+	if k.program, err = os.Open("/proc/self/exe"); err != nil {
+		return err
+	}
+	j, err := journal.New(k.memory.Active())
+	if err != nil {
+		return err
+	}
+	fds := j.Descriptors()
+	k.memory.SetFiles([3]int{fds[0], fds[1], int(k.program.Fd())})
+	for i := range keeper.MaxFlights {
+		k.free = append(k.free, i)
+	}
+	g.rmClientMu.Lock() // it may be made just now
+	g.keepBooks(j, k.lost)
+	g.keep = k
+	g.tellHandles()
+	g.rmClientMu.Unlock()
+	return nil
+}
+
+// findSockets notes descriptors that are in objects of package net.
+func (g *Guard) findSockets() (err error) {
+	for i, s := range []syscall.Conn{g.sockets.Seccomp, g.sockets.Control} {
+		if g.socketFDs[i], err = descriptor(s); err != nil {
+			return err
+		}
+	}
+	if d, ok := g.driver.(handsOver); ok {
+		conn, _, ok := d.State()
+		if !ok {
+			return errors.New("a call of the simulated driver is under way")
+		}
+		g.socketFDs[2], err = descriptor(conn)
+	}
+	return err
+}
+
+// start makes a keeper, and another one when that ends.
+func (k *keep) start() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Now()
+	k.started = slices.DeleteFunc(k.started, func(t time.Time) bool { return now.Sub(t) > keeperTime })
+	if k.over {
+		return nil
+	}
+	if len(k.started) >= maxKeepers {
+		return fmt.Errorf("%d keepers have ended within %v", len(k.started), keeperTime)
+	}
+	k.started = append(k.started, now)
+	p, err := keeper.Start(k.program, k.memory)
+	if err != nil {
+		return err
+	}
+	k.process = p
+	return k.guard.watch.watch(p.Descriptor(), unix.EPOLLIN, func() { k.ended(p) })
+}
+
+// ended is told of a keeper's end.
+func (k *keep) ended(p *keeper.Process) {
+	k.mu.Lock()
+	mine := k.process == p
+	if mine {
+		k.process = nil
+		p.Ended()
+	}
+	k.mu.Unlock()
+	if !mine {
+		return
+	}
+	k.guard.log.Warn("the keeper has ended; there is another one", "pid", p.PID)
+	if err := k.start(); err != nil {
+		k.lost(err)
+	}
+}
+
+// lost: the next guard would know less than there is, or there would be none. So nobody goes on.
+func (k *keep) lost(err error) {
+	k.memory.Ended().Store(1)
+	k.guard.log.Error("should this guard be killed, nobody goes on in its place", "err", err)
+	k.guard.events.Note(event.Event{Kind: event.Warning, Text: "the keeper is of no use any more: " + err.Error()})
+}
+
+// stop ends the keeper: the guard is over, or becomes another program.
+func (k *keep) stop() {
+	if k == nil {
+		return
+	}
+	k.memory.Ended().Store(1)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.over = true
+	if p := k.process; p != nil {
+		k.process = nil
+		_ = unix.EpollCtl(k.guard.watch.epfd, unix.EPOLL_CTL_DEL, p.Descriptor(), nil)
+		p.Stop()
+	}
+}
+
+// resume undoes stop.
+func (k *keep) resume() {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	k.over = false
+	k.mu.Unlock()
+	k.memory.Ended().Store(0)
+	if err := k.start(); err != nil {
+		k.lost(err)
+	}
+}
+
+// newScratch is a worker's memory; where there is a keeper, with what the next guard must know of its call.
+func (g *Guard) newScratch() (*arena, *flight, error) {
+	k := g.keep
+	if k == nil {
+		mem, err := newArena()
+		return mem, nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.free) == 0 {
+		return nil, nil, errors.New("too many calls are under way")
+	}
+	n := k.free[len(k.free)-1]
+	k.free = k.free[:len(k.free)-1]
+	f, body := flightAt(k.memory.Flight(n))
+	return &arena{mem: body, release: func() {
+		f.received(0)
+		f.notif = seccompNotif{}
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.free = append(k.free, n)
+	}}, f, nil
+}
