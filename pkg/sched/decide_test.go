@@ -189,7 +189,8 @@ func TestMomentWithoutWork(t *testing.T) {
 	}
 }
 
-// TestComeAtOnce: while many come that saturate the GPU, slices stay as they are, until all have been seen; and then until they are settled.
+// TestComeAtOnce: while many come that saturate the GPU, slices stay as they are, until all have been seen; and then until they are
+// settled.
 func TestComeAtOnce(t *testing.T) {
 	d, all := newDecider(), []VGPU{}
 	for i := range 64 {
