@@ -171,16 +171,29 @@ fi
 
 # The other architecture, as far as it goes without such a machine.
 if [[ -e $(echo "$out"/cgpu_*_arm64.deb) ]]; then
-	dpkg-deb -x "$out"/cgpu_*_arm64.deb "$work/arm64"
-	for file in "$work"/arm64/usr/bin/* "$work/arm64/usr/lib/cgpu/libcgpu.so"; do
+	# A folder in which dpkg installs it; only programs of this machine's architecture can be chroot'ed to, so the scripts have its busybox.
+	bare=$work/arm64
+	mkdir -p "$bare"/{bin,etc,tmp,usr/bin,usr/lib,var/lib/dpkg/{updates,info}}
+	touch "$bare/var/lib/dpkg/status" "$bare"/{etc,usr/bin,usr/lib}/others
+	cp "$(command -v busybox)" "$bare/bin/busybox"
+	for applet in sh cat env; do ln -s busybox "$bare/bin/$applet"; done
+	arm64_dpkg() { dpkg --root="$bare" --force-depends --force-architecture "$@" >"$work/said" 2>&1 || fail "arm64: dpkg $*: $(cat "$work/said")"; }
+	arm64_dpkg -i "$out"/cgpu_*_arm64.deb
+	programs=$(find "$bare/usr/bin" "$bare/usr/lib/cgpu" -type f ! -name others)
+	for file in $programs; do
 		readelf -h "$file" | grep AArch64 >/dev/null || fail "arm64: ${file##*/} is another architecture's"
 	done
 	if command -v qemu-aarch64-static >/dev/null; then
-		qemu-aarch64-static "$work/arm64/usr/bin/cgpu" version | grep 'linux/arm64' >/dev/null || fail "arm64: cgpu version"
-		ok "arm64: programs are arm64's, and cgpu runs (qemu)"
-	else
-		ok "arm64: programs are arm64's"
+		qemu-aarch64-static "$bare/usr/bin/cgpu" version | grep 'linux/arm64' >/dev/null || fail "arm64: cgpu version"
+		for program in cgpu-guard cgpu-hook cgpu-probe cgpu-runtime cgpu-sim; do # static; cgpu-refresh wants an arm64 C library
+			said=$(qemu-aarch64-static "$bare/usr/bin/$program" --version 2>&1 </dev/null) || true
+			[[ $said && ! $said =~ (panic:|qemu:) ]] || fail "arm64: $program --version: $said"
+		done
+		started=", and start (qemu)"
 	fi
+	arm64_dpkg -P cgpu
+	for file in $programs; do [[ ! -e $file ]] || fail "arm64: $file is left"; done
+	ok "arm64: installs and is removed; programs are arm64's${started:-}"
 else
 	skip "arm64: no package"
 fi

@@ -60,6 +60,7 @@ type vgpu struct {
 	part           float64         // of the GPU's time, that it was entitled to since the last step
 	lately, should float64         // of the GPU's time
 	said           sched.Verdict
+	setting        sched.Setting // as its guard says
 }
 
 // New makes one that has decided nothing, and maps the GPU's page. It may be one that stands by: only Step writes there.
@@ -255,6 +256,7 @@ func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 		a.read = now
 	}
 	a.observer.Ahead = a.clock.ahead
+	a.settings(now)
 	end := a.clock.gpu(now)
 	// Who comes new has the records of some time: they fade as if they had been read one after the other.
 	for first && len(records) > 0 && records[len(records)-1].At-records[0].At > 2*sched.Tick {
@@ -267,6 +269,17 @@ func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 	}
 	a.observer.Add(records, end, a.owner, lost)
 	a.settle(now)
+}
+
+// settings tells the observer what guards say of their timeslices.
+func (a *Arbiter) settings(now time.Duration) {
+	for _, g := range a.guests {
+		s, ok := a.page.Setting(g, now)
+		if v := a.vgpus[g.ID]; ok && a.clock.known && (s != v.setting || s.To < s.From) {
+			v.setting = s
+			a.observer.Sliced(g.ID, sched.Setting{Slice: s.Slice, From: s.From + a.clock.ahead, To: s.To + a.clock.ahead})
+		}
+	}
 }
 
 // settle has accounts go on.
@@ -309,10 +322,15 @@ func (a *Arbiter) samples(key, otherwise string) ([]sched.Sample, bool) {
 	return samples, err == nil
 }
 
+// kept reports that nobody leaves a gang's slots because another GPU's arbiter says otherwise.
+func (a *Arbiter) kept() bool {
+	return !slices.ContainsFunc(a.guests, func(g peerpage.Guest) bool { return a.vgpus[g.ID].said.Gang && !g.Gang.Kept })
+}
+
 // judge looks whether the GPU computes while some of its vGPUs are off for others.
 func (a *Arbiter) judge(now time.Duration) {
 	since, apart := a.state.Apart()
-	if !apart {
+	if !apart || !a.kept() {
 		return
 	}
 	from, to := max(since, a.judged), now-sched.SamplePeriod
@@ -320,7 +338,7 @@ func (a *Arbiter) judge(now time.Duration) {
 		return
 	}
 	load := -1.
-	if samples, ok := a.samples("apart", "programs that wait for each kernel have less beside containers with several that do not"); ok {
+	if samples, ok := a.samples("apart", "containers that would be on one after the other are on together"); ok {
 		gpu := a.clock.gpu(now) - now
 		load = meanLoad(samples, gpu+from, gpu+to)
 	}
@@ -351,7 +369,7 @@ func (a *Arbiter) card(now time.Duration) (card sched.Card) {
 // seen is a vGPU as it is to be decided about.
 func (a *Arbiter) seen(g *peerpage.Guest, now time.Duration) sched.VGPU {
 	v := a.vgpus[g.ID]
-	x := sched.VGPU{ID: g.ID, Share: g.Share, Contexts: g.Contexts, Pressing: g.Pressing}
+	x := sched.VGPU{ID: g.ID, Share: g.Share, Contexts: g.Contexts, Pressing: g.Pressing, Gang: g.Gang}
 	if g.Cap > 0 {
 		x.Slot = g.Slot
 	}
@@ -422,7 +440,7 @@ func (a *Arbiter) say(card sched.Card, vgpus []sched.VGPU, rows []sched.Row, now
 	for i, x := range vgpus {
 		g, v := &a.guests[i], a.vgpus[x.ID]
 		said := sched.Verdict{Row: rows[i], At: now, Until: until, Adopted: g.Adopted, Busy: x.Busy, Exact: a.Source != nil,
-			Look: x.Priority == quota.PriorityHigh && x.Contexts > 0 && yielding > 0}
+			Look: x.Priority == quota.PriorityHigh && x.Contexts > 0 && yielding > 0, Gang: a.state.Ganged() && rows[i].Slot.Cycle > 0}
 		said.Account = a.book(g, v, parts[i], now, busy, x)
 		said.Lately, said.Entitled = permille(v.lately), permille(v.should)
 		said.Open = a.observer.Open(g.ID, a.clock.gpu(now))
@@ -434,7 +452,8 @@ func (a *Arbiter) say(card sched.Card, vgpus []sched.VGPU, rows []sched.Row, now
 
 // same reports that a guard need not be woken.
 func same(x, y *sched.Verdict) bool {
-	return x.Row == y.Row && x.Adopted == y.Adopted && (x.Busy > 0) == (y.Busy > 0) && x.Exact == y.Exact && x.Look == y.Look
+	return x.Row == y.Row && x.Adopted == y.Adopted && (x.Busy > 0) == (y.Busy > 0) && x.Exact == y.Exact && x.Look == y.Look &&
+		x.Gang == y.Gang
 }
 
 // book brings the account of a vGPU up to date.
@@ -466,6 +485,9 @@ func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.
 // apply has the observer know what is in force from now on.
 func (a *Arbiter) apply(g *peerpage.Guest, v *sched.Verdict) {
 	row := v.Row
+	if v.Gang && !g.Gang.Kept {
+		row.Slot = sched.Slot{} // it is on all the time, so ends of turns tell what they did
+	}
 	if g.Suspended {
 		row.Slot = sched.Slot{Cycle: time.Second} // never on: who is switched out then has not blocked
 	}

@@ -25,7 +25,9 @@ const (
 	// epoch is what the GPU's clock is ahead: it counts from 1970.
 	epoch     = 1763700000 * time.Second
 	pauseTime = 600 * us
-	testGPU   = "GPU-0"
+	// setTime is what a guard takes to set a timeslice, where many want to: the driver's lock lets in one at a time.
+	setTime = 1200 * us
+	testGPU = "GPU-0"
 )
 
 // node is a GPU, its guards, and the arbiter that there is just now.
@@ -185,11 +187,15 @@ func (v *guard) follow() {
 	if !ok {
 		return
 	}
-	if row.Slice != v.row.Slice {
+	if row.Slice != v.row.Slice && len(v.groups) > 0 {
 		v.slices++
+		v.e.TellSetting(sched.Setting{Slice: row.Slice, From: now})
 		for _, g := range v.groups {
+			v.n.gpu.Advance(v.n.gpu.Now() + setTime)
 			g.SetTimeslice(row.Slice)
 		}
+		now = v.n.gpu.Now()
+		v.e.TellSetting(sched.Setting{Slice: row.Slice, From: now - time.Duration(len(v.groups))*setTime, To: now})
 	}
 	v.row, v.edge = row, never
 	off := false
@@ -498,6 +504,36 @@ func TestKilledSampled(t *testing.T) {
 		}
 		if got < want*98/100 || got > want*115/100 {
 			t.Errorf("seed %d: %v counted of all, they computed for %v", seed, got, want)
+		}
+	}
+}
+
+// TestMany: of many that saturate the GPU beside others that have no work, all have the same, although the driver takes up its list from
+// the beginning each time that a guard sets a timeslice.
+func TestMany(t *testing.T) {
+	for _, busy := range []int{2, 20, 50, 64} {
+		n := newNode(t)
+		n.load = true
+		n.begin(n.standby())
+		for range 64 {
+			n.add(weight(1)).process().Submit(runlist.Work{Length: ms, Count: 50})
+			n.step()
+			n.run(n.gpu.Now() + 50*ms)
+		}
+		n.run(n.gpu.Now() + 4*time.Second)
+		for _, v := range n.vgpus[:busy] {
+			v.groups[0].Submit(runlist.Work{Length: ms})
+		}
+		n.run(n.gpu.Now() + 400*ms)
+		before := make([]time.Duration, busy)
+		for i := range before {
+			before[i] = n.vgpus[i].groups[0].Account().GPUTime
+		}
+		n.run(n.gpu.Now() + 5*time.Second)
+		for i, had := range before {
+			if part := 100 * (n.vgpus[i].groups[0].Account().GPUTime - had).Seconds() / 5; math.Abs(part-100/float64(busy)) > 1.5 {
+				t.Errorf("%d of 64 with work: number %d has %.1f %%", busy, i, part)
+			}
 		}
 	}
 }

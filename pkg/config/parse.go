@@ -53,6 +53,7 @@ type file struct {
 	HMM                *bool     `toml:"hmm"`
 	Profiling          *bool     `toml:"profiling"`
 	Keeper             *bool     `toml:"keeper"`
+	Graphics           *bool     `toml:"graphics"`
 	MaxSpill           any       `toml:"max_spill"`
 	SpillReserve       any       `toml:"spill_reserve"`
 	MaxHostMemory      any       `toml:"max_host_memory"`
@@ -152,6 +153,9 @@ func (f file) config() (Config, error) {
 	}
 	if f.Keeper != nil {
 		s.Keeper = *f.Keeper
+	}
+	if f.Graphics != nil {
+		s.Graphics = *f.Graphics
 	}
 	if f.AllowUnknownDriver != nil {
 		s.AllowUnknownDriver = *f.AllowUnknownDriver

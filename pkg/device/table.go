@@ -138,6 +138,8 @@ type Config struct {
 	Profiling bool `json:"profiling,omitempty"`
 	// Keeper has a guard that is killed replaced by another one.
 	Keeper bool `json:"keeper,omitempty"`
+	// Graphics lets containers draw (Vulkan, OpenGL): a draw, or a dispatch of such a context, is not interrupted when its time is over.
+	Graphics bool `json:"graphics,omitempty"`
 	// MaxSpill bounds the sum of all containers' spill, SpillReserve is host memory that spilling leaves free.
 	MaxSpill     Part `json:"maxSpill"`
 	SpillReserve Part `json:"spillReserve"`

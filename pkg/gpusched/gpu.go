@@ -35,6 +35,8 @@ type gpuScheduler struct {
 	ask      time.Duration   // when one may be started next
 	warn     sync.Once
 	set      map[Group]time.Duration
+	setting  sched.Setting       // what the arbiter is told of timeslices
+	setters  int                 // goroutines that set some just now
 	lost     map[Client]*absence // clients whose file is not found; see lostfile.go
 	drift    uint64              // timeslices that somebody else had changed
 	offAll   bool                // also those of other engines than graphics
@@ -104,8 +106,12 @@ func (x *gpuScheduler) joinPage(join func(runDir, uuid string) (*peerpage.Entry,
 		x.s.Log.Error("the arbiter does not hear of this container: its timeslices stay as they are", "err", err)
 		return
 	}
+	p.TellGang(x.s.gang, false)
 	x.mu.Lock()
 	x.page = p
+	if x.setting.Slice > 0 { // of the container's first context
+		p.TellSetting(x.setting)
+	}
 	x.mu.Unlock()
 	x.channels.share(p)
 	go x.watchPage(p)
@@ -320,7 +326,10 @@ func (x *gpuScheduler) keeps(control Control, r Group, slice time.Duration) bool
 func (x *gpuScheduler) setSlice(control Control, r Group, slice time.Duration) {
 	var p [8]byte
 	rm.PutU64(p[:], 0, uint64(slice.Microseconds()))
-	if s, e := control(r.Handle, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+	x.tellSetting(slice, 1)
+	s, e := control(r.Handle, controlSetTimeslice, p[:])
+	x.tellSetting(slice, -1)
+	if e != 0 || s != rm.StatusOK {
 		status := rm.StatusName(s)
 		x.s.LogOnce("slice"+status, "the driver refuses a timeslice", "status", status, "errno", e, "us", slice.Microseconds())
 		return
@@ -328,4 +337,23 @@ func (x *gpuScheduler) setSlice(control Control, r Group, slice time.Duration) {
 	x.mu.Lock()
 	x.set[r] = slice
 	x.mu.Unlock()
+}
+
+// tellSetting tells the arbiter that a timeslice is about to be set (n is 1), or has been (-1): that ends turns, whose groups have not
+// blocked. What is set at once is told as one.
+func (x *gpuScheduler) tellSetting(slice time.Duration, n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	now := x.s.Now()
+	if x.setters == 0 && now-x.setting.To > time.Millisecond {
+		x.setting.From = now
+	}
+	x.setters += n
+	x.setting.Slice, x.setting.To = slice, now
+	if x.setters > 0 {
+		x.setting.To = 0
+	}
+	if x.page != nil {
+		x.page.TellSetting(x.setting)
+	}
 }

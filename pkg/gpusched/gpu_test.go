@@ -119,6 +119,58 @@ func TestTold(t *testing.T) {
 	}
 }
 
+// TestSettingTold: the arbiter is told of each timeslice before it is set and when it has been, also of those that a call of the
+// container's sets.
+func TestSettingTold(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	x := c.gpu()
+	now := 10 * time.Second
+	c.Now = func() time.Duration { return now }
+	page, err := peerpage.Open(c.Config.RunDir, "GPU-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := func() sched.Setting {
+		s, _ := page.Setting(page.Guests(nil)[0], time.Hour)
+		return s
+	}
+	control := func(object, cmd uint32, p []byte) (uint32, syscall.Errno) {
+		now += 300 * time.Microsecond
+		return c.d.control(fakeName{fakeClient, object}, cmd, p), 0
+	}
+	c.Started(0, c.Groups(0), control)
+	x.joinPage(peerpage.Join)
+	x.step(now)
+	base, begin := c.timing.Base, 10*time.Second
+	if want := (sched.Setting{Slice: base, From: begin, To: now}); told() != want {
+		t.Errorf("of what was set before it was on the page: %+v, want %+v", told(), want)
+	}
+	now += time.Second
+	begin = now
+	x.setSlice(func(uint32, uint32, []byte) (uint32, syscall.Errno) {
+		if s := told(); s.From != begin || s.To >= s.From || s.Slice != 7*time.Millisecond {
+			t.Errorf("while it is set: %+v", s)
+		}
+		now += 300 * time.Microsecond
+		return 0, 0
+	}, Group{}, 7*time.Millisecond)
+	x.setSlice(control, Group{}, 7*time.Millisecond) // the next group of the container
+	if want := (sched.Setting{Slice: 7 * time.Millisecond, From: begin, To: now}); told() != want {
+		t.Errorf("two one after the other: %+v, want %+v", told(), want)
+	}
+	set := told()
+	now += sched.VerifyEvery
+	c.d.slices[fakeName{fakeClient, workGroup}] = sched.NativeTimeslice
+	if x.step(now); told() == set {
+		t.Error("what somebody else changed is set again, and not told")
+	}
+	set = told()
+	now += sched.VerifyEvery
+	if x.step(now); told() != set {
+		t.Error("what is only read is told")
+	}
+}
+
 // TestRung: a row is heard of at once, and turns are carried out.
 func TestRung(t *testing.T) {
 	c := newFakeContainer(t, 1)

@@ -97,6 +97,7 @@ func (s *Scheduler) runPauses() {
 func (s *Scheduler) turnAll() time.Duration {
 	now := s.Now()
 	next := time.Duration(-1)
+	s.agree(now)
 	for _, x := range s.gpus {
 		off, until := x.wanted(now)
 		if !s.turn(x, off) {

@@ -48,6 +48,7 @@ type Scheduler struct {
 	Options
 	timing sched.Timing
 	gpus   []*gpuScheduler // the sliced ones
+	gang   uint64          // which they are
 	stop   chan struct{}
 	once   sync.Once
 
@@ -84,6 +85,7 @@ func New(o Options) *Scheduler {
 	}
 	s := &Scheduler{Options: o, timing: TimingOf(o.Config),
 		stop: make(chan struct{}), turned: make(chan struct{}), pausesKick: make(chan struct{}, 1)}
+	s.gang = gang(o.Config.GPUs)
 	for i, x := range o.Config.GPUs {
 		if !x.Native {
 			s.gpus = append(s.gpus, newGPUScheduler(s, i))

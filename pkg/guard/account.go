@@ -63,7 +63,7 @@ type counts struct {
 	firmware     int // in the GPU's firmware, of all kinds
 	events       int // notifications (NV01_EVENT)
 	encoders     int // sessions
-	surfaces     int // of semaphores
+	surfaces     int // of semaphores, and what holds one more handle of one
 	tsgs         int
 	vaSpaces     int
 	channels     int

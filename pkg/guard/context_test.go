@@ -28,7 +28,7 @@ func TestContextCost(t *testing.T) {
 		{"a group that says copies", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}}, group, 1},
 		{"copies", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xc8b5, 0}}, group, 0},
 		{"two objects", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0},
-			{channel, second, 0xcb97, 0}}, group, 1},
+			{channel, second, 0xa140, 0}}, group, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := withClient(newFakeGuard(t, answering(0, nil)))

@@ -68,3 +68,32 @@ func (g *Guard) checkSemaphoreSurface(c *trappedCall) plan {
 	}
 	return g.planObject(c, o)
 }
+
+// checkMapper: what would map and unmap memory later, when semaphores say so. Graphics libraries make one with each device and hand it work
+// for sparse resources alone; the control for that is denied. So it never writes its notification, and needs one place in its queue, which
+// lies in the kernel (memmapperConstruct_IMPL). It maps the notification's memory, with which it ends, and keeps the semaphore surface.
+func (g *Guard) checkMapper(c *trappedCall) plan {
+	if len(c.params) != rm.MapperSize {
+		return answer(c.deny(rm.StatusNotSupported, "mapper", "denied a memory mapper: its parameters are known from driver 555 on"))
+	}
+	o := c.newObject()
+	surface, ok := c.acquireObject(c.allocClient(), rm.U32(c.params, rm.MapperSurface))
+	if !ok {
+		return answer(c.status(rm.StatusInvalidClient))
+	}
+	o.space = rm.U32(c.params, rm.MapperNotification)
+	m, ok := c.acquireObject(c.allocClient(), o.space)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidClient))
+	}
+	const notification = 4 // bytes
+	if surface.kind != rm.ClassSemaphores || !m.host || m.madeInTask || m.size < notification || m.size > maxSemaphores ||
+		rm.U64(c.params, rm.MapperOffset) > uint64(m.size-notification) {
+		return answer(c.deny(rm.StatusInvalidArgument, "mapper",
+			"denied a memory mapper: it has no semaphore surface, or its notification does not "+
+				"lie in host memory made by RM_ALLOC, or that is too large", "size", m.size, "max", maxSemaphores))
+	}
+	o.charge, o.secondCharge = surface.charge, surface.secondCharge
+	rm.PutU32(c.params, rm.MapperQueue, min(rm.U32(c.params, rm.MapperQueue), 1))
+	return g.planObject(c, o)
+}

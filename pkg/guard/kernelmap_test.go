@@ -190,3 +190,63 @@ func TestKernelMappedMemory(t *testing.T) {
 		}
 	}
 }
+
+// TestMapper: a memory mapper keeps its semaphore surface's memory, ends with its notification's, and has no queue to speak of in the
+// kernel; what it would do is denied.
+func TestMapper(t *testing.T) {
+	const class, surface, mapper = 0xfe, 0x90, 0x92
+	const semaphores, notification, large, task = 0x81, 0x82, 0x83, 0x84
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxHostMemory.Bytes = 64 * quota.MiB
+	f := newFakeCall(t, g, fakeControl)
+	f.hostMemory(semaphores, 4096)
+	f.hostMemory(notification, 4096)
+	f.hostMemory(large, maxSemaphores+1)
+	f.taskMemory(task, 4096)
+	before := g.account.hostUsed
+	p := make([]byte, 16)
+	rm.PutU32(p, rm.SemaphoreMemory, semaphores)
+	if s := f.alloc(surface, 0xda, p); s != rm.StatusOK {
+		t.Fatal(rm.StatusName(s))
+	}
+	mapperOf := func(surface, memory uint32, offset uint64) (status, queue uint32) {
+		d.reset(func(call *rm.Call) { queue = rm.U32(call.Blocks[0].Data, rm.MapperQueue) })
+		p := make([]byte, rm.MapperSize)
+		rm.PutU32(p, rm.MapperSurface, surface)
+		rm.PutU32(p, rm.MapperQueue, 1<<31)
+		rm.PutU32(p, rm.MapperNotification, memory)
+		rm.PutU64(p, rm.MapperOffset, offset)
+		status = f.alloc(mapper, class, p)
+		return status, queue
+	}
+	for _, x := range []struct {
+		surface, memory uint32
+		offset          uint64
+	}{{0x99, notification, 0}, {semaphores, notification, 0}, {surface, 0x99, 0}, {surface, large, 0}, {surface, task, 0},
+		{surface, fakeMemory, 0},
+		{surface, notification, 4093}, {surface, notification, 1<<64 - 1}} {
+		if s, _ := mapperOf(x.surface, x.memory, x.offset); s != rm.StatusInvalidArgument || len(d.calls) != 0 {
+			t.Errorf("%#x: %s, %d driver calls", x, rm.StatusName(s), len(d.calls))
+		}
+	}
+	if s, queue := mapperOf(surface, notification, 4092); s != rm.StatusOK || queue != 1 {
+		t.Fatalf("%s, %d places", rm.StatusName(s), queue)
+	}
+	d.reset(nil)
+	for _, cmd := range []uint32{0xfe0101, 0xfe0102} { // SUBMIT_OPERATIONS, RESIZE_QUEUE
+		if o := fakeControlCall(fakeClient, cmd, make([]byte, 4)); f.escape(rm.EscControl, o, make([]byte, 4)) != replyDone ||
+			rm.U32(o, rm.ControlStatus) != rm.StatusNotSupported {
+			t.Errorf("%#x: %s", cmd, rm.StatusName(rm.U32(o, rm.ControlStatus)))
+		}
+	}
+	f.escape(rm.EscFree, fakeFree(semaphores))
+	f.escape(rm.EscFree, fakeFree(surface))
+	if g.account.hostUsed != before {
+		t.Errorf("%v of host memory while there is a mapper, want %v", g.account.hostUsed, before)
+	}
+	f.escape(rm.EscFree, fakeFree(notification))
+	if _, ok := g.account.lookup(fakeClient, mapper); ok || g.account.hostUsed != before-2*4096 {
+		t.Errorf("the mapper is there: %v; %v of host memory, want %v", ok, g.account.hostUsed, before-2*4096)
+	}
+}

@@ -34,6 +34,7 @@ type object struct {
 	context               bool                   // a channel group that has a context there: an object of the engine was made below it
 	gfxp                  bool                   // and the buffers of graphics preemption, which are charged
 	preempts              bool                   // and a context that is switched in the middle of a kernel; see preemption.go
+	draws                 bool                   // and a context that never can be: of a 2D or 3D object
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
@@ -135,7 +136,7 @@ func (a *account) countObject(o *object, n int) {
 			g.events += n
 		case rm.ClassEncoder:
 			g.encoders += n
-		case rm.ClassSemaphores:
+		case rm.ClassSemaphores, rm.ClassMapper:
 			g.surfaces += n
 		}
 	}
@@ -363,7 +364,7 @@ func (a *account) roomForObject(kind rm.ClassKind, gpu, maxTSGs, maxChannels int
 			kind == rm.ClassTSG && g.tsgs >= maxTSGs,
 			kind == rm.ClassEvent && g.events >= maxNotifications,
 			kind == rm.ClassEncoder && g.encoders >= maxEncoders,
-			kind == rm.ClassSemaphores && g.surfaces >= maxSurfaces,
+			(kind == rm.ClassSemaphores || kind == rm.ClassMapper) && g.surfaces >= maxSurfaces,
 			kind == rm.ClassChannel && g.channels+g.keptChannels >= maxChannels:
 			return false
 		}

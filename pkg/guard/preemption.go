@@ -17,6 +17,10 @@ import (
 // with the first object of the graphics engine (_kgrAlloc in kernel_graphics_object.c). Of whatever class that is, kernels can be launched
 // then.
 //
+// A context that draws cannot have CILP: by a 2D or 3D object the driver refuses the mode (NV_ERR_INVALID_REQUEST), and in a context that
+// has the mode it refuses the object (NV_ERR_INVALID_OBJECT; H200, 580.159.04). It is switched at the end of a block of threads or a
+// triangle at best, so it holds the GPU while one of them lasts, and is made only where the node's settings say so.
+//
 // Firmware looks the group up in the client that makes the call, so it is made in the name of the task's.
 
 const controlPreemptionMode = 0x20801210 // NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE
@@ -27,6 +31,9 @@ type preemption struct {
 	subdevice uint32  // of the same client, on the same GPU; 0: none
 	context   bool
 	preempts  bool
+	draws     bool
+	alone     bool // it is a channel in no group, which is on no graphics engine
+	whole     bool // it is on a GPU that nobody else has
 	runs      bool // work could begin: the group, or a channel of it, was let run
 }
 
@@ -40,16 +47,17 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 	}
 	o := c.objects[handle]
 	if o != nil && o.kind == rm.ClassChannel {
+		p.alone = true
 		o = c.objects[o.parent]
 	}
 	if o == nil || o.kind != rm.ClassTSG && o.class != classChannelGroup {
-		return preemption{}
+		return p
 	}
 	gpu := c.gpuOf(o)
 	if gpu == noGPU || a.gpus[gpu].native {
-		return preemption{}
+		return preemption{whole: gpu != noGPU}
 	}
-	p = preemption{group: o, context: o.context, preempts: o.preempts, runs: o.scheduled}
+	p = preemption{group: o, context: o.context, preempts: o.preempts, draws: o.draws, runs: o.scheduled}
 	for _, ch := range c.channels {
 		p.runs = p.runs || ch.parent == o.handle && ch.scheduled
 	}
@@ -62,9 +70,10 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 	return p
 }
 
-// setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels.
+// setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels, setDraws that it never will be.
 func (a *account) setContext(o *object)  { a.setFlag(o, &o.context) }
 func (a *account) setPreempts(o *object) { a.setFlag(o, &o.preempts) }
+func (a *account) setDraws(o *object)    { a.setFlag(o, &o.draws) }
 
 func (a *account) setFlag(o *object, flag *bool) {
 	a.mu.Lock()
@@ -85,7 +94,7 @@ func (a *account) engineObjectGone(c *client, o *object) {
 // ensurePreemption makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of
 // the client, so that the handle stays the same group's. It takes 0.2 ms (H200), once for each context.
 func (g *Guard) ensurePreemption(t Target, client uint32, p preemption) bool {
-	if p.group == nil || !p.context || p.preempts {
+	if p.group == nil || !p.context || p.preempts || p.draws {
 		return true
 	}
 	if p.subdevice == 0 {
@@ -151,7 +160,7 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 	g.gpuTime.Lock()
 	defer g.gpuTime.Unlock()
 	p := g.account.preemptionOf(client, r.handle)
-	if p.group == nil || p.preempts {
+	if p.group == nil || p.preempts || p.draws {
 		return true
 	}
 	if !found || p.subdevice == 0 {
@@ -164,8 +173,8 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 		}
 		defer resume()
 	}
-	_, _ = g.setPreemption(t, client, p)
-	return true
+	s, _ := g.setPreemption(t, client, p)
+	return s != rm.StatusInvalidRequest || g.cfg.Settings.Graphics // else it draws
 }
 
 // notPreempting lists the channel groups, on whatever engine, of which the guard has not seen a context that is switched in the middle of
@@ -178,7 +187,7 @@ func (a *account) notPreempting() (list []groupRef) {
 			continue
 		}
 		for h, o := range c.objects {
-			if (o.kind == rm.ClassTSG || o.class == classChannelGroup) && !o.preempts {
+			if (o.kind == rm.ClassTSG || o.class == classChannelGroup) && !o.preempts && !o.draws {
 				list = append(list, groupRef{c, h})
 			}
 		}
@@ -208,6 +217,10 @@ func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) pla
 		commit()
 		g.account.setContext(x.group)
 		x.context = true
+		if c.class.Kind == rm.ClassGraphics {
+			g.account.setDraws(x.group)
+			x.draws = true
+		}
 		if x.runs && !g.ensurePreemption(c.target(), client, x) {
 			g.refuseContext(c, client, group)
 		}
@@ -242,16 +255,16 @@ func (g *Guard) pauseGroup(client, group uint32) (resume func(), ok bool) {
 // checkPreemptionMode: a program's own SET_CTXSW_PREEMPTION_MODE. That of a context which has the mode already, as libcuda asks for it, is
 // answered at once.
 func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
-	flags := rm.U32(c.params, rm.PreemptFlags)
-	if flags&1 != 0 && rm.U32(c.params, rm.PreemptCILP) != rm.PreemptModeCILP {
+	flags, mode := rm.U32(c.params, rm.PreemptFlags), rm.U32(c.params, rm.PreemptCILP)
+	x := g.account.preemptionOf(c.controlClient(), rm.U32(c.params, rm.PreemptChannel))
+	switch {
+	case flags == 1 && (x.preempts && mode == rm.PreemptModeCILP || x.alone && x.group == nil):
+		return answer(c.status(rm.StatusOK)) // Vulkan asks it of a channel of a copy engine, too
+	case flags&1 != 0 && mode != rm.PreemptModeCILP && (mode != rm.PreemptModeCTA || !x.draws) && !x.whole:
 		return answer(c.deny(rm.StatusNotSupported, "cilp", "denied a compute preemption mode other than CILP"))
 	}
-	x := g.account.preemptionOf(c.controlClient(), rm.U32(c.params, rm.PreemptChannel))
-	if flags == 1 && x.preempts {
-		return answer(c.status(rm.StatusOK))
-	}
 	p := plan{ask: true, commit: func() {
-		if flags&1 != 0 && x.context {
+		if flags&1 != 0 && mode == rm.PreemptModeCILP && x.context {
 			g.account.setPreempts(x.group)
 		}
 	}}
@@ -259,6 +272,16 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 		return g.planGFXP(c, p)
 	}
 	return p
+}
+
+// checkGraphics: a 2D or 3D object, whose context is one that draws.
+func (g *Guard) checkGraphics(c *trappedCall) plan {
+	owner, _ := g.account.contextOwner(c.allocClient(), c.allocParent())
+	if x := g.account.preemptionOf(c.allocClient(), owner); x.group != nil && !g.cfg.Settings.Graphics {
+		return answer(c.deny(rm.StatusNotSupported, "graphics", "denied a graphics object: its context is switched at the end of a draw or a "+
+			"dispatch only, so it could hold the GPU for seconds; graphics = true in cgpu.toml allows them", "class", c.class.Name))
+	}
+	return g.checkEngineObject(c)
 }
 
 // planGFXP is the plan of graphics preemption: the buffers that it takes are charged to the group, once, until that ends. Firmware makes

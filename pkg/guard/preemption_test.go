@@ -18,7 +18,7 @@ type modeContainer struct {
 	*fakeContainer
 	f      *fakeCall
 	log    []string
-	refuse uint32          // the status of SET_CTXSW_PREEMPTION_MODE
+	refuse uint32          // the status of SET_CTXSW_PREEMPTION_MODE, for more than CTA
 	stuck  map[uint32]bool // handles that cannot be freed
 }
 
@@ -51,7 +51,9 @@ func newModeContainer(t *testing.T) *modeContainer {
 					c.Errorf("the mode is set by client %#x, object %#x", rm.U32(o, rm.ControlClient), rm.U32(o, rm.ControlObject))
 				}
 				c.log = append(c.log, fmt.Sprintf("mode %x %d %d", rm.U32(p, rm.PreemptChannel), rm.U32(p, rm.PreemptFlags), rm.U32(p, rm.PreemptCILP)))
-				rm.PutU32(o, rm.ControlStatus, c.refuse)
+				if rm.U32(p, rm.PreemptCILP) != rm.PreemptModeCTA {
+					rm.PutU32(o, rm.ControlStatus, c.refuse)
+				}
 			case controlDisableChannels:
 				c.log = append(c.log, map[byte]string{1: "off", 0: "on"}[p[disableFlag]])
 			case scheduleGroup, scheduleChannel:
@@ -114,6 +116,17 @@ func TestPreemption(t *testing.T) {
 	mode := func(flags, gfxp, cilp uint32) func(*modeContainer) uint32 {
 		return func(c *modeContainer) uint32 { return c.mode(channel, flags, gfxp, cilp) }
 	}
+	draws := func(c *modeContainer) uint32 {
+		c.cfg.Settings.Graphics, c.refuse = true, rm.StatusInvalidRequest
+		return 0
+	}
+	loneMode := func(c *modeContainer) uint32 {
+		p := make([]byte, 368)
+		rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeCopy0)
+		o := fakeAlloc(fakeDevice, modeGroup, 0xc86f, p)
+		c.f.escape(rm.EscAlloc, o, p)
+		return max(rm.U32(o, 40), c.mode(modeGroup, 1, 0, 1))
+	}
 	refuses := func(c *modeContainer) uint32 { c.refuse = rm.StatusNotSupported; return 0 }
 	noSubdevice := func(c *modeContainer) uint32 { c.account.freeObject(fakeClient, modeSubdevice); return 0 }
 	native := func(c *modeContainer) uint32 {
@@ -141,8 +154,20 @@ func TestPreemption(t *testing.T) {
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
 		{"by a channel", steps{group, object(0xcbc0), schedule(channel), schedule(modeGroup)}, 0,
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 101 1", "schedule 100 1"}},
-		{"a 3D object, on whose channel kernels can be launched too", steps{group, object(0xcb97), schedule(modeGroup)}, 0,
-			[]string{"alloc a06c", "alloc c86f", "alloc cb97", "mode 100 1 2", "schedule 100 1"}},
+		{"an object for copies by the engine, on whose channel kernels can be launched too", steps{group, object(0xa140), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc a140", "mode 100 1 2", "schedule 100 1"}},
+		{"a 3D object", steps{group, object(0xcb97)}, rm.StatusNotSupported, []string{"alloc a06c", "alloc c86f"}},
+		{"a 2D object", steps{group, object(0x902d)}, rm.StatusNotSupported, []string{"alloc a06c", "alloc c86f"}},
+		{"a 3D object on a whole GPU", steps{native, group, object(0xcb97), schedule(modeGroup), mode(1, 0, 1)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cb97", "schedule 100 1", "mode 101 1 1"}},
+		{"a 3D object where the node allows it", steps{draws, group, object(0xcb97), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cb97", "schedule 100 1"}},
+		{"as Vulkan does", steps{draws, group, schedule(channel), object(0x902d), mode(1, 0, 1),
+			func(c *modeContainer) uint32 { return c.alloc(channel, engine+1, 0xcbc0) }}, 0,
+			[]string{"alloc a06c", "alloc c86f", "schedule 101 1", "off", "alloc 902d", "on", "mode 101 1 1", "off", "alloc cbc0", "on"}},
+		{"a context that draws asks for none at all", steps{draws, group, object(0xcb97), mode(1, 0, 0)}, rm.StatusNotSupported,
+			[]string{"alloc a06c", "alloc c86f", "alloc cb97"}},
+		{"a mode of a copy engine", steps{loneMode}, 0, []string{"alloc c86f"}},
 		{"the object comes later", steps{group, schedule(modeGroup), object(0xcbc0)}, 0,
 			[]string{"alloc a06c", "alloc c86f", "schedule 100 1", "off", "alloc cbc0", "mode 100 1 2", "on"}},
 		{"a group that is scheduled before it has channels", steps{
@@ -153,8 +178,8 @@ func TestPreemption(t *testing.T) {
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
 		{"the program asks before", steps{group, object(0xcbc0), mode(1, 0, 2), schedule(modeGroup)}, 0,
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 101 1 2", "schedule 100 1"}},
-		{"the program asks for graphics", steps{group, object(0xcb97), schedule(modeGroup), mode(2, 1, 0)}, 0,
-			[]string{"alloc a06c", "alloc c86f", "alloc cb97", "mode 100 1 2", "schedule 100 1", "mode 101 2 0"}},
+		{"the program asks for graphics", steps{draws, group, object(0xcb97), schedule(modeGroup), mode(2, 1, 0)}, rm.StatusInvalidRequest,
+			[]string{"alloc a06c", "alloc c86f", "alloc cb97", "schedule 100 1", "mode 101 2 0"}},
 		{"the program asks before there is a context", steps{group, mode(1, 0, 2), object(0xcbc0), schedule(modeGroup)}, 0,
 			[]string{"alloc a06c", "alloc c86f", "mode 101 1 2", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
 		{"another mode", steps{group, object(0xcbc0), schedule(modeGroup), mode(1, 0, 1)}, rm.StatusNotSupported,
@@ -317,6 +342,15 @@ func TestPreemptionUnseen(t *testing.T) {
 	}{
 		{"it runs", func(*modeContainer) {}, []string{"off", "mode 100 1 2", "on"}, false},
 		{"it has no context", func(c *modeContainer) { c.refuse = rm.StatusInvalidState }, []string{"off", "mode 100 1 2", "on"}, false},
+		{"it has one that draws", func(c *modeContainer) { c.refuse = rm.StatusInvalidRequest },
+			[]string{"off", "mode 100 1 2", "on", "off"}, true},
+		{"it has one that draws where the node allows it", func(c *modeContainer) {
+			c.cfg.Settings.Graphics, c.refuse = true, rm.StatusInvalidRequest
+		}, []string{"off", "mode 100 1 2", "on"}, false},
+		{"it has one that was seen to draw", func(c *modeContainer) {
+			c.cfg.Settings.Graphics = true
+			c.alloc(channel, engine, 0xcb97)
+		}, nil, false},
 		{"it has lost the one that was seen", func(c *modeContainer) {
 			c.alloc(channel, engine, 0xcbc0)
 			c.free(engine)

@@ -24,6 +24,7 @@ var kindNames = map[rm.ClassKind]string{
 	rm.ClassEvent: "event", rm.ClassDebugger: "debugger", rm.ClassSysmem: "sysmem", rm.ClassVirtual: "virtual", rm.ClassInTask: "intask",
 	rm.ClassFabric: "fabric", rm.ClassMulticast: "multicast", rm.ClassUserShared: "usershared", rm.ClassProfiler: "profiler",
 	rm.ClassContextDMA: "contextdma", rm.ClassSemaphores: "semaphores", rm.ClassP2P: "p2p", rm.ClassEncoder: "encoder", rm.ClassFD: "fd",
+	rm.ClassGraphics: "graphics", rm.ClassMapper: "mapper",
 }
 
 var fileKindNames = map[nodeKind]string{nodeControl: "control", nodeGPU: "gpu", nodeUVM: "uvm"}
@@ -233,7 +234,7 @@ func (o *object) plainState() handover.Object {
 	v := handover.Object{Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kindNames[o.kind], CountsOn: o.countsOn, GPU: o.gpu,
 		Length: uint64(o.length), Size: uint64(o.size), Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare,
 		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
-		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
+		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, Draws: o.draws, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
 		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
 	if o.streams != nil {
 		v.Streams = &handover.Streams{Asked: o.streams.asked, Given: o.streams.given}

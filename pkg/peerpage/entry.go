@@ -4,6 +4,7 @@ package peerpage
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -16,6 +17,8 @@ const MaxPIDs = 128
 const (
 	guardWords = 15 + MaxPIDs/2
 	rowWords   = 25
+	// Of guards that do not know of it the record is never written, so the format stays the same.
+	settingWords = 3
 )
 
 // Guard is what a guard says of its vGPU.
@@ -80,7 +83,7 @@ func bit(b bool) uint64 {
 func wordsOf(r *sched.Verdict, holder uint64) [rowWords]uint64 {
 	return [rowWords]uint64{holder,
 		uint64(r.Slice), uint64(r.Slot.Start), uint64(r.Slot.On), uint64(r.Slot.Cycle),
-		uint64(r.At), uint64(r.Until), uint64(r.Adopted), uint64(r.Busy), bit(r.Exact), bit(r.Look),
+		uint64(r.At), uint64(r.Until), uint64(r.Adopted), uint64(r.Busy), bit(r.Exact), bit(r.Look) | bit(r.Gang)<<1,
 		uint64(r.Lately), uint64(r.Entitled),
 		uint64(r.UpTo), uint64(r.GPUTime), uint64(r.Waiting), uint64(r.Granted), r.Switches, r.Preemptions,
 		bit(r.On), uint64(r.Since), uint64(r.PID), uint64(r.Context), bit(r.Resting), uint64(r.Open)}
@@ -89,7 +92,8 @@ func wordsOf(r *sched.Verdict, holder uint64) [rowWords]uint64 {
 func rowOf(w *[rowWords]uint64) (v sched.Verdict) {
 	v.Slice, v.Slot = time.Duration(min(w[1], uint64(time.Minute))), slotOf(w[2:5])
 	v.At, v.Until, v.Adopted = time.Duration(w[5]), time.Duration(w[6]), time.Duration(w[7])
-	v.Busy, v.Exact, v.Look = within(w[8], 0, maxContexts), w[9] != 0, w[10] != 0
+	v.Busy, v.Exact, v.Look = within(w[8], 0, maxContexts), w[9] != 0, w[10]&1 != 0
+	v.Gang = w[10]&2 != 0 // only of guards that say which GPUs they have
 	v.Lately = sched.Permille(within(w[11], 0, uint64(sched.Whole)))
 	v.Entitled = sched.Permille(within(w[12], 0, uint64(sched.Whole)))
 	v.UpTo, v.GPUTime, v.Waiting, v.Granted = time.Duration(w[13]), time.Duration(w[14]), time.Duration(w[15]), time.Duration(w[16])
@@ -102,6 +106,9 @@ func rowOf(w *[rowWords]uint64) (v sched.Verdict) {
 
 func (p *Page) guard(i int) record { return record{p, i*entrySize + offGuard, guardWords} }
 func (p *Page) row(i int) record   { return record{p, i*entrySize + offRow, rowWords} }
+func (p *Page) setting(i int) record {
+	return record{p, i*entrySize + offSetting, settingWords}
+}
 
 // Tell writes the guard's part, and wakes the arbiter if it is another one.
 func (e *Entry) Tell(g Guard) {
@@ -110,6 +117,20 @@ func (e *Entry) Tell(g Guard) {
 		e.last = w
 		e.Wake()
 	}
+}
+
+// TellSetting says which timeslices were set, on CLOCK_MONOTONIC. It wakes nobody.
+func (e *Entry) TellSetting(s sched.Setting) {
+	e.setting(e.Place()).write([]uint64{uint64(s.Slice), uint64(s.From), uint64(s.To)})
+}
+
+// Setting is what a guest's guard said last of its timeslices, until a time that is now. False: nothing, or it is written all the time.
+func (p *Page) Setting(g Guest, now time.Duration) (sched.Setting, bool) {
+	var w [settingWords]uint64
+	n, ok := p.setting(g.Place).read(w[:])
+	const none = uint64(math.MaxInt64)
+	return sched.Setting{Slice: time.Duration(min(w[0], uint64(time.Minute))), From: min(time.Duration(min(w[1], none)), now),
+		To: min(time.Duration(min(w[2], none)), now)}, ok && n > 0 && p.holder(g.Place) == g.holder
 }
 
 // Row is what the arbiter wrote last. False: nothing, or it is written all the time.
@@ -133,6 +154,7 @@ type Guest struct {
 	Place   int
 	ID      string // of the vGPU: another one with every guard that takes the entry
 	Version uint64 // of Guard
+	Gang    sched.Gang
 	holder  uint64
 	Guard
 }
@@ -157,16 +179,23 @@ func (p *Page) Guests(before []Guest) (list []Guest) {
 			continue
 		case was != nil && was.Version == n:
 			list = append(list, *was)
+			list[len(list)-1].Gang = p.gang(i)
 			continue
 		}
 		var w [guardWords]uint64
 		if n, ok := p.guard(i).read(w[:]); ok {
-			list = append(list, Guest{i, fmt.Sprintf("%d/%x", i, holder), n, holder, guardOf(&w)})
+			list = append(list, Guest{i, fmt.Sprintf("%d/%x", i, holder), n, p.gang(i), holder, guardOf(&w)})
 		} else if was != nil {
 			list = append(list, *was)
 		}
 	}
 	return list
+}
+
+// gang is which GPUs the container of an entry has. Its guard is one process for all of them.
+func (p *Page) gang(i int) sched.Gang {
+	w := p.u64(i*entrySize + offGang).Load()
+	return sched.Gang{GPUs: w &^ gangKept, Order: p.holder(i), Kept: w&gangKept != 0}
 }
 
 // Put writes a guest's row; ring wakes its guard. Should another guard have taken the entry meanwhile, that one does not believe it.

@@ -51,8 +51,10 @@ const (
 	offChannels = 4  // channels on the engine where the container has most
 	offStart    = 8  // u64: start time of the guard
 	offRing     = 16 // futex word: the arbiter wakes the guard
+	offGang     = 24 // u64: Gang.GPUs, and gangKept
 	offGuard    = 64
 	offRow      = offGuard + 8 + 2*8*guardWords
+	offSetting  = offRow + 8 + 2*8*rowWords
 )
 
 // Path is where the page of a GPU is.
@@ -365,6 +367,15 @@ func (e *Entry) AwaitRing(seen uint32) { e.await(e.at+offRing, seen) }
 
 // TellChannels says how many channels the container has on the engine where it has most.
 func (e *Entry) TellChannels(n int) { e.store32(e.at+offChannels, uint32(n)) }
+
+// gangKept is Gang.Kept, in the word of Gang.GPUs.
+const gangKept = 1 << 63
+
+// TellGang says which GPUs the container shares, before the first Tell, and whether it keeps a gang's slots, whenever that changes. It
+// wakes nobody.
+func (e *Entry) TellGang(gpus uint64, kept bool) {
+	e.store64(e.at+offGang, gpus&^gangKept|bit(kept)*gangKept)
+}
 
 // OtherChannels is how many channels the other containers have, at most. A guard's number may be another process' by now: then its
 // channels count until its entry is used again.

@@ -68,7 +68,7 @@ func someGuard(weight int) Guard {
 
 func someVerdict() sched.Verdict {
 	return sched.Verdict{Row: sched.Row{Slice: 1, Slot: sched.Slot{Start: 2, On: 3, Cycle: 4}}, At: 5, Until: 1<<63 - 1, Adopted: 7, Busy: 8,
-		Exact: true, Look: true,
+		Exact: true, Look: true, Gang: true,
 		Lately: 9, Entitled: 10, Open: 11, Account: sched.Account{UpTo: 12,
 			Usage:   sched.Usage{GPUTime: 13, Waiting: 14, Switches: 15, Preemptions: 16},
 			Granted: 17, Resident: sched.Resident{On: true, PID: 18, Context: 19, Since: 20, Resting: true}}}
@@ -82,8 +82,18 @@ func TestPage(t *testing.T) {
 		t.Fatalf("places %d and %d, %d live", a.Place(), b.Place(), arbiter.Living())
 	}
 	want := someGuard(3)
+	b.TellGang(4711, false)
 	b.Tell(want)
 	guests := arbiter.Guests(nil)
+	if g := guests[0].Gang; g.GPUs != 4711 || g.Order == 0 {
+		t.Errorf("gang %+v", g)
+	}
+	for _, kept := range []bool{true, false} {
+		b.TellGang(4711, kept)
+		if g := arbiter.Guests(guests)[0].Gang; g.GPUs != 4711 || g.Kept != kept {
+			t.Errorf("gang %+v, kept %v", g, kept)
+		}
+	}
 	if len(guests) != 1 || !reflect.DeepEqual(guests[0].Guard, want) || guests[0].Place != b.Place() {
 		t.Fatalf("%+v, want %+v", guests, want)
 	}
@@ -294,8 +304,45 @@ func TestKilledWhileWriting(t *testing.T) {
 			t.Fatalf("killed after %d stores: %v, %+v", n, ok, got)
 		}
 		if !died {
+			break
+		}
+	}
+	set, next := sched.Setting{Slice: 1, From: 2, To: 3}, sched.Setting{Slice: 4, From: 5}
+	for n := 1; ; n++ {
+		e.TellSetting(set)
+		died := dies(e.Page, n, func() { e.TellSetting(next) })
+		if got, ok := arbiter.Setting(guest, time.Hour); !ok || got != set && got != next {
+			t.Fatalf("killed after %d stores: %v, %+v", n, ok, got)
+		}
+		if !died {
 			return
 		}
+	}
+}
+
+// TestSetting: what is read of timeslices is what the guest's guard said, within bounds, and no times to come.
+func TestSetting(t *testing.T) {
+	dir := t.TempDir()
+	e, arbiter := join(t, dir), open(t, dir)
+	e.Tell(someGuard(1))
+	guest := arbiter.Guests(nil)[0]
+	if s, ok := arbiter.Setting(guest, time.Hour); ok {
+		t.Errorf("of who has said nothing: %+v", s)
+	}
+	for _, c := range []struct{ said, want sched.Setting }{
+		{sched.Setting{Slice: 5, From: 6, To: 7}, sched.Setting{Slice: 5, From: 6, To: 7}},
+		{sched.Setting{Slice: time.Hour, From: 2 * time.Hour, To: 3 * time.Hour},
+			sched.Setting{Slice: time.Minute, From: time.Hour, To: time.Hour}},
+		{sched.Setting{Slice: -1, From: -1, To: -1}, sched.Setting{Slice: time.Minute, From: time.Hour, To: time.Hour}},
+	} {
+		e.TellSetting(c.said)
+		if s, ok := arbiter.Setting(guest, time.Hour); !ok || s != c.want {
+			t.Errorf("%+v: %v, %+v, want %+v", c.said, ok, s, c.want)
+		}
+	}
+	guest.holder++
+	if s, ok := arbiter.Setting(guest, time.Hour); ok {
+		t.Errorf("of another guard: %+v", s)
 	}
 }
 

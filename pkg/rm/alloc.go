@@ -45,6 +45,7 @@ const (
 	ClassTSG                  // 0xa06c: channel group, counted
 	ClassChannel              // *_CHANNEL_GPFIFO: never with CAP_SYS_ADMIN
 	ClassCompute              // *_COMPUTE: marks a compute channel
+	ClassGraphics             // 2D and 3D: its context draws, and cannot be switched in the middle of work
 	ClassEvent                // 0x5, 0x79: the parameters name a client
 	ClassDebugger             // 0x83de: the parameters name a client
 	ClassSysmem               // 0x3e: host memory
@@ -56,6 +57,7 @@ const (
 	ClassProfiler             // 0xb2cc: hardware counters; the parameters name a client
 	ClassContextDMA           // 0x2: a name of memory, by which it may be mapped into the kernel
 	ClassSemaphores           // 0xda: holds references on one or two memories, and writes them
+	ClassMapper               // 0xfe: holds a semaphore surface; a queue in the kernel of what it would map
 	ClassP2P                  // 0x503b: the parameters may choose peer ids, which all of a GPU's users share
 	ClassEncoder              // 0xa0bc: a session on a list of the GPU's; the parameters may name memory that it keeps no reference on
 	ClassFD                   // others with a file descriptor of the caller (MIG partitions)
@@ -67,7 +69,7 @@ const (
 func (k ClassKind) InFirmware() bool {
 	switch k {
 	case ClassDeny, ClassRoot, ClassVidmem, ClassSysmem, ClassVirtual, ClassInTask, ClassFabric, ClassMulticast, ClassUserShared,
-		ClassContextDMA, ClassSemaphores, ClassFD:
+		ClassContextDMA, ClassSemaphores, ClassMapper, ClassFD:
 		return false
 	}
 	return true

@@ -359,6 +359,13 @@ const (
 	SemaphoreMemory    = 0
 	SemaphoreMaxMemory = 4 // 0: none, or the GPU needs none
 
+	// NV_MEMORY_MAPPER_ALLOCATION_PARAMS: class 0xfe, from 555 on.
+	MapperSurface      = 0
+	MapperQueue        = 4 // places in it
+	MapperNotification = 8
+	MapperOffset       = 16
+	MapperSize         = 24
+
 	// NV2080_ALLOC_PARAMETERS: class 0x2080.
 	SubdeviceID = 0
 

@@ -32,6 +32,7 @@ const (
 	StatusInvalidParamStruct      = 0x3a
 	StatusInvalidParameter        = 0x3b
 	StatusInvalidPointer          = 0x3d
+	StatusInvalidRequest          = 0x3f
 	StatusInvalidState            = 0x40
 	StatusNoMemory                = 0x51
 	StatusNotSupported            = 0x56

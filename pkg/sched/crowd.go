@@ -34,14 +34,21 @@ const (
 	lossToAll = 1.7
 )
 
-// Apart reports since when vGPUs with several groups that never block have had a slot.
-func (s State) Apart() (since time.Duration, ok bool) { return s.crowds.since, s.crowds.stretch > 0 }
+// Apart reports since when some have had slots: vGPUs with several groups that never block, or each of those that share several GPUs.
+func (s State) Apart() (since time.Duration, ok bool) {
+	if len(s.gangs.slots) > 0 {
+		return s.gangs.since, true
+	}
+	return s.crowds.since, s.crowds.stretch > 0
+}
 
 // Judge is told for what part of the time since then the GPU computed; negative: nobody knows. A program that is alone on the GPU makes no
 // records, so whether it leaves the GPU idle while the others are off is seen only when it is tried. Where more is lost by that than by
 // what MaxLoss stands for, all are on together for a while.
 func (t Timing) Judge(s State, load float64, now time.Duration) State {
 	switch {
+	case s.Ganged():
+		s.gangs = s.gangs.judge(load, now)
 	case load < 0:
 		s.crowds = crowds{barred: math.MaxInt64}
 	case load < 1-lossToAll*t.MaxLoss:

@@ -4,6 +4,7 @@ package sched
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -16,6 +17,7 @@ type VGPU struct {
 	Slot     Slot // of its hard cap (Layout); zero: none
 	Contexts int  // channel groups on the graphics engine
 	Pressing bool // of high priority: it has work now, or had a moment ago
+	Gang     Gang // of its GPUs
 	Seen
 }
 
@@ -36,10 +38,12 @@ type State struct {
 	high    precedence
 	turns   turns // beside one
 	crowds  crowds
+	gangs   gangs
 	presses bool                     // it goes before the others
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
 	hold    time.Duration            // until when they are left alone
+	came    map[string]span          // when those that have work began to, and had some last
 }
 
 // Begin is the state of who goes on after another, with the pace that he found (0: nobody was there) and what was learned of loss (Amiss).
@@ -67,6 +71,7 @@ func (s State) Lag(vgpu string) time.Duration { return s.lag[vgpu] }
 //   - A vGPU that does pulls it down to what it takes of a round itself, so that all have the same (pull).
 //   - It is never so short that preemptions take more than MaxLoss of the GPU (loss).
 //   - Several groups of one vGPU cost the others no more than one (crowds).
+//   - Turns on several GPUs coincide (gangs).
 //   - A burst that fits into a vGPU's part of a round is not cut in two (slice).
 //   - High priority is apart (press). Hard caps are slots, as they came.
 func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Duration) ([]Row, State) {
@@ -76,54 +81,104 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	}
 	r := t.round(c, vgpus, costs, s.pace.value, s.crowds.stretch)
 	s.lag = r.lags(vgpus, s.lag, now-s.at)
+	s.came = r.came(vgpus, s.came, now)
+	s.gather(vgpus, costs, now)
 	presses := s.presses
 	if s.presses = c.Policy != PolicyNative && t.press(c, vgpus, rows, &s, now); !s.presses && c.Policy != PolicyNative {
 		if weights := c.weights(vgpus); weights != s.weights || s.mixed == 0 {
 			s.weights, s.mixed = weights, now // of those who are there now nobody knows yet
 		}
-		s.mixed = r.mixed(t, s.mixed, now)
-		if _, apart := s.Apart(); !apart { // else what is lost is not that of one round
-			s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
-		}
-		r.scale = s.amiss
-		var target time.Duration
-		s.crowds, target = s.crowds.follow(t, r, now-s.mixed >= settleTime, now)
-		s.pace = s.pace.follow(target, len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
-		r = r.stretched(max(1, s.crowds.stretch))
+		r = t.follow(r, vgpus, &s, presses, now)
 		for i, v := range vgpus {
 			x := r.of(i)
 			rows[i].Slice = t.slice(c, x, v, s)
-			if x != nil && x.crowd {
+			if x == nil {
+				continue
+			}
+			if now-s.came[v.ID].from < tryTime {
+				rows[i].Slice = r.telling(*x, rows[i].Slice)
+			}
+			if x.crowd {
 				rows[i].Slot = s.crowds.slot
 			}
 		}
+		s.gangs.place(vgpus, rows)
 	}
 	if s.presses {
-		s.crowds = crowds{barred: s.crowds.barred}
+		s.crowds, s.gangs = crowds{barred: s.crowds.barred}, gangs{barred: s.gangs.barred, bar: s.gangs.bar}
 	}
 	s.at = now
-	s.set(vgpus, rows, costs, presses != s.presses, now)
+	s.set(vgpus, rows, costs, presses != s.presses || len(r.turns) < 2, now)
 	return rows, s
 }
 
-// set makes slices those of the rows, but not twice in two rounds. The driver takes up its list from the beginning when one is set; if that
-// went on, those at the end would never have their turn.
+// follow brings the pace up to date, and the slots of crowds; atOnce although timeslices are to stay.
+func (t Timing) follow(r round, vgpus []VGPU, s *State, atOnce bool, now time.Duration) round {
+	for _, c := range s.came {
+		s.mixed = max(s.mixed, c.from)
+	}
+	s.mixed = r.mixed(t, s.mixed, now)
+	if _, apart := s.Apart(); !apart { // else what is lost is not that of one round
+		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
+	}
+	r.scale = s.amiss
+	settled, target := now-s.mixed >= settleTime, time.Duration(0)
+	s.crowds, target = s.crowds.follow(t, r, settled, now)
+	if !settled {
+		target = t.worth(r, vgpus, s.pace.value, target)
+	}
+	target = s.gang(t, vgpus, r, target, now)
+	if now >= s.hold || atOnce || len(r.turns) < 2 {
+		s.pace = s.pace.follow(target, r.few(t), len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
+	}
+	return r.stretched(max(1, s.crowds.stretch))
+}
+
+// set makes slices those of the rows, but not twice in two rounds. Each that is set ends a turn, and the driver takes up its list from the
+// beginning: those at the end of it have the less, and the first ones the more, the more of them are set. So they stay for longer then, and
+// those of vGPUs without work are not set.
 func (s *State) set(vgpus []VGPU, rows []Row, costs Costs, atOnce bool, now time.Duration) {
-	old, round, changed := s.slice, time.Duration(0), false
+	old, round, changed := s.slice, time.Duration(0), 0
 	s.slice = map[string]time.Duration{}
 	for i, v := range vgpus {
 		before, known := old[v.ID]
-		if known && now < s.hold && !atOnce {
+		if known && !atOnce && (v.Busy == 0 && !s.presses || now < s.hold) {
 			rows[i].Slice = before
 		}
 		s.slice[v.ID] = rows[i].Slice
-		changed = changed || known && rows[i].Slice != before // one that comes new must not keep the others' as they are
+		if known && rows[i].Slice != before { // one that comes new must not keep the others' as they are
+			changed++
+		}
 		round += time.Duration(v.Busy) * (min(rows[i].Slice, v.Burst) + costs.Preempt)
 	}
-	if changed {
-		s.hold = now + 2*round
+	if changed > 0 && now >= s.hold {
+		s.hold = now + max(2*round, time.Duration(changed)*setRest)
 	}
 }
+
+// gather leaves timeslices as they are while many come at once: those that have not run yet are not known, and each slice that is set keeps
+// who is late in the list from it.
+func (s *State) gather(vgpus []VGPU, costs Costs, now time.Duration) {
+	round, busy, fresh := time.Duration(0), 0, 0 // a round of all that have contexts
+	for _, v := range vgpus {
+		round += time.Duration(v.Contexts) * (min(s.slice[v.ID], v.Burst) + costs.Preempt)
+		if v.Busy > 0 {
+			busy++
+			if s.came[v.ID].from == now {
+				fresh++
+			}
+		}
+	}
+	if 4*fresh > busy && 2*round > Tick { // else all had a turn since the last look
+		s.hold = max(s.hold, now+min(2*round, gatherTime))
+	}
+}
+
+// gatherTime is the longest that many are waited for that may come to be seen.
+const gatherTime = 2 * Tick
+
+// setRest is for how long timeslices stay for each that was set, which takes 1.2 ms.
+const setRest = 12 * time.Millisecond
 
 // settleTime is for how long all must saturate before slices are prolonged.
 const settleTime = 1200 * time.Millisecond
@@ -281,17 +336,51 @@ func (x turn) fair() float64 {
 	if x.endless > 0 {
 		return unending.Seconds()
 	}
-	return x.groups * x.burst / x.weight
+	return x.groups * x.burst / x.weight / overrun
 }
+
+// overrun is by how much a turn is longer than the timeslice that was set (H200: 50 µs to 90 ms).
+const overrun = 1.02
 
 // mixed is when somebody with work blocked early last, or was on in slots only: others' turns as long as its slot would take it.
 func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
 	for _, x := range r.turns {
-		if x.capped || x.gives == 0 && x.fair() < t.base(r) {
+		if x.capped || x.early(t, r) {
 			return now
 		}
 	}
 	return last
+}
+
+// worth is the target, or the pace as it is: where nobody blocks a longer one saves switches only, and a shorter one makes rounds shorter.
+// To set the slices of many costs more than that until they are set again (settleTime); and more of those that have contexts may come.
+func (t Timing) worth(r round, vgpus []VGPU, pace, target time.Duration) time.Duration {
+	if slices.ContainsFunc(r.turns, func(x turn) bool { return x.early(t, r) }) {
+		return target
+	}
+	contexts := 0
+	for _, v := range vgpus {
+		contexts += v.Contexts
+	}
+	if target > pace/2 && (target-pace).Abs() < pace*time.Duration(contexts)/worthTwice {
+		return pace
+	}
+	return target
+}
+
+// worthTwice is how many groups' slices are set only if they get twice as long.
+const worthTwice = 20
+
+// early reports that it blocks early: before a turn at the pace of those that do not is over.
+func (x turn) early(t Timing, r round) bool { return x.gives == 0 && x.fair() < t.base(r) }
+
+// few reports that to set all slices costs little, and that who blocks says how long they are, not what is lost.
+func (r round) few(t Timing) bool {
+	groups := 0.0
+	for _, x := range r.turns {
+		groups += x.groups
+	}
+	return groups <= fewGroups && r.lost < 0.9*t.MaxLoss
 }
 
 // base is the pace while nobody is behind: as long as those with work can have it in MaxRound, or twice that where slices would be
@@ -414,6 +503,39 @@ func plain(slice, burst time.Duration) time.Duration {
 	return slice
 }
 
+// tryTime is for how long it is found out of a vGPU that begins to have work whether it blocks.
+const tryTime = 2 * habitTime
+
+// telling makes the slice of a vGPU that was not seen to block a little longer where it is about a burst of another one: many of the same
+// kind come together, and of one whose bursts are as long as its slices nobody could tell that it blocks.
+func (r round) telling(x turn, slice time.Duration) time.Duration {
+	for _, other := range r.turns {
+		if x.endless == x.groups && other.endless < other.groups {
+			slice = max(slice, plain(slice, time.Duration(other.burst*float64(time.Second))))
+		}
+	}
+	return slice
+}
+
+// came is since when those with work have some. Who was seen without for a moment has not come: rounds may be long.
+func (r round) came(vgpus []VGPU, before map[string]span, now time.Duration) map[string]span {
+	next := map[string]span{}
+	for id, c := range before {
+		if now-c.to < settleTime {
+			next[id] = c
+		}
+	}
+	for _, x := range r.turns {
+		id := vgpus[x.vgpu].ID
+		c, known := next[id]
+		if !known {
+			c.from = now
+		}
+		next[id] = span{c.from, now}
+	}
+	return next
+}
+
 // ahead is how far before its entitlement a vGPU's bursts may bring it.
 const ahead = lagTime / 16
 
@@ -432,17 +554,22 @@ const (
 	growTime = time.Second
 	soonTime = 100 * time.Millisecond
 	muchPace = 8
-	// No change is made by less than 1/32 down, or 1/16 up.
+	// No change is made by less than 1/32 down, or 1/16 up; where fewGroups at most have work, by less than a quarter of that.
 	littlePace = 32
+	fewGroups  = 4
 )
 
-// follow goes to the target, at once or later; a longer one is hurried to if more is lost than may be, or if nobody blocks early.
-func (p pace) follow(target time.Duration, alone, hurried bool, now time.Duration) pace {
-	off := target - p.value
+// follow goes to the target, at once or later, if it differs by more than a little; a longer one is hurried to if more is lost than may be,
+// or if nobody blocks early.
+func (p pace) follow(target time.Duration, few, alone, hurried bool, now time.Duration) pace {
+	off, little := target-p.value, time.Duration(littlePace)
+	if few {
+		little *= 4
+	}
 	switch {
 	case target < p.value/2, p.alone:
 		return pace{value: target, alone: alone}
-	case max(off/2, -off) < p.value/littlePace || p.least == 0 || (off < 0) != (p.least < p.value):
+	case max(off/2, -off) < p.value/little || p.least == 0 || (off < 0) != (p.least < p.value):
 		return pace{p.value, now, target, alone}
 	}
 	p.least, p.alone = min(p.least, target), alone

@@ -3,6 +3,8 @@
 package sched
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -161,5 +163,62 @@ func BenchmarkDecide64(b *testing.B) {
 	for b.Loop() {
 		d.after(0, vgpus...)
 		d.now += 33 * ms
+	}
+}
+
+// TestMomentWithoutWork: of many that saturate the GPU one that is seen without work for a moment, as in a long round, does not have
+// slices begin anew.
+func TestMomentWithoutWork(t *testing.T) {
+	d, all := newDecider(), []VGPU{}
+	for i := range 20 {
+		all = append(all, hogOf(fmt.Sprint(i), usual))
+	}
+	d.after(4*time.Second, all...)
+	settled := d.state.Pace()
+	without := slices.Clone(all)
+	without[7].Busy, without[7].Endless = 0, 0
+	for range 5 {
+		for _, seen := range [][]VGPU{without, all} {
+			for range 8 {
+				if d.after(0, seen...); d.state.Pace() != settled || settled != 10*ms {
+					t.Fatalf("at %v: pace %v, was %v", d.now, d.state.Pace(), settled)
+				}
+				d.now += 33 * ms
+			}
+		}
+	}
+}
+
+// TestComeAtOnce: while many come that saturate the GPU, slices stay as they are, until all have been seen; and then until they are settled.
+func TestComeAtOnce(t *testing.T) {
+	d, all := newDecider(), []VGPU{}
+	for i := range 64 {
+		x := hogOf(fmt.Sprint(i), usual)
+		x.Busy, x.Endless = 0, 0
+		all = append(all, x)
+	}
+	d.after(time.Second, all...)
+	begun := d.now
+	for n := 16; n <= 64; n += 16 {
+		for i := range all[:n] {
+			all[i].Busy, all[i].Endless = 1, 1
+		}
+		for _, row := range d.after(33*ms, all...) {
+			if row.Slice != ms {
+				t.Fatalf("with %d of them: %v", n, row.Slice)
+			}
+		}
+	}
+	last := Row{Slice: ms}
+	set := 0
+	for d.now < begun+5*time.Second {
+		row := d.after(33*ms, all...)[0]
+		if row != last {
+			set++
+		}
+		last = row
+	}
+	if set != 1 || last.Slice != 3125*us {
+		t.Errorf("set %d times, %v in the end", set, last.Slice)
 	}
 }

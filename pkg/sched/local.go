@@ -18,6 +18,7 @@ type Local struct {
 	busy   bool          // it had work when it was suspended: an arbiter that knows of that says none
 	row    Verdict
 	lapsed time.Duration // rows that were said before do not hold
+	agreed bool          // the vGPU's slots are the same on all GPUs on which it has work
 	debt   debt
 
 	pauses    uint64        // times that the channels were stopped
@@ -45,6 +46,7 @@ type Verdict struct {
 	Busy    int           // channel groups with work
 	Exact   bool          // the driver tells of context switches
 	Look    bool          // of high priority: others have work that should give way
+	Gang    bool          // the slot is for all GPUs on which it has work, or for none (Agree)
 	// What the vGPU had of the GPU's time in about the last second, and should have had.
 	Lately, Entitled Permille
 	// Open is the time on the engine that Account does not have yet: how much of it is GPU time is to be seen.
@@ -113,7 +115,7 @@ func (l *Local) Plan() (Plan, time.Duration) { return l.plan, l.since }
 
 // Take is told what the arbiter says. It reports whether the channels may have to turn.
 func (l *Local) Take(v Verdict) (turn bool) {
-	turn = v.Slot != l.row.Slot || v.Adopted != l.row.Adopted
+	turn = v.Slot != l.row.Slot || v.Gang != l.row.Gang || v.Adopted != l.row.Adopted || (v.Busy > 0) != (l.row.Busy > 0)
 	l.row = v
 	return turn
 }
@@ -143,7 +145,9 @@ func (l *Local) slot(now time.Duration) (Slot, bool) {
 	slot := l.plan.Slot
 	switch {
 	case l.Ruled(now) && l.row.Adopted == l.since:
-		slot = l.row.Slot
+		if slot = l.row.Slot; l.row.Gang && !l.agreed {
+			slot = Slot{}
+		}
 	case l.plan.Cap == 0:
 		slot = Slot{}
 	}

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -71,6 +72,8 @@ type Observer struct {
 	entries []entry       // of accounts, after upTo
 	runs    []span        // since accounts were booked
 	booked  bool
+	setting []span         // when timeslices were set, since the last record, in order
+	lately  float64        // how much of the time they were
 	lap     uint64         // counts rounds of all that have work
 	seen    map[group]bool // who was switched in during this one
 }
@@ -112,12 +115,14 @@ type habit struct {
 	grantable   time.Duration // most that account.Granted can be
 	runners     []*runner
 	row         Row
-	former      time.Duration // slice
-	changed     time.Duration
-	ran         time.Duration // since the last look
-	burst, gap  float64       // sums
-	blocks, ons float64       // of how many
-	cuts        float64       // preemptions
+	// Its timeslice, the one before it, and when it was set.
+	slice, former time.Duration
+	setting       span
+	told          bool          // its guard says when it sets them
+	ran           time.Duration // since the last look
+	burst, gap    float64       // sums
+	blocks, ons   float64       // of how many
+	cuts          float64       // preemptions
 }
 
 // habitTime is long beside a round, and short for users who wait for what they asked.
@@ -140,10 +145,70 @@ func NewObserver() *Observer {
 // Applied tells the row in force for a vGPU since a time of the records' clock.
 func (o *Observer) Applied(vgpu string, row Row, now time.Duration) {
 	h := o.habit(vgpu)
-	if row.Slice != h.row.Slice {
-		h.former, h.changed = h.row.Slice, now
-	}
 	h.row = row
+	if !h.told && row.Slice != h.slice {
+		h.set(row.Slice, span{now, now + applyTime})
+	}
+}
+
+// Setting is what a guard says of its vGPU's timeslices: which it set last, and between which times. To is before From while it does.
+type Setting struct{ Slice, From, To time.Duration }
+
+// Sliced tells what a guard says, by the records' clock.
+func (o *Observer) Sliced(vgpu string, s Setting) {
+	if s.To < s.From {
+		s.To = s.From + setTime
+	}
+	h := o.habit(vgpu)
+	setting := span{s.From - setLag, s.To + setLag}
+	if h.told && h.setting.to > setting.from { // it was at it when it was heard of last
+		setting.from = min(setting.from, h.setting.from)
+	}
+	h.told = true
+	h.set(s.Slice, setting)
+}
+
+func (h *habit) set(slice time.Duration, setting span) {
+	if slice != h.slice {
+		h.former, h.slice = h.slice, slice
+	}
+	h.setting = setting
+}
+
+const (
+	// setTime is the longest that a guard may take to set timeslices.
+	setTime = time.Second
+	// setLag is how exactly the GPU's clock is known.
+	setLag = 4 * time.Millisecond
+	// mostSetting bounds the time in which turns tell nothing, each second's halved after another: a container that makes contexts all the
+	// time has its guard set timeslices all the time.
+	mostSetting = 700 * time.Millisecond
+)
+
+// settings notes when timeslices were set since the last record, by whomever.
+func (o *Observer) settings(now time.Duration) {
+	o.setting = o.setting[:0]
+	for _, h := range o.vgpus {
+		if h.told && h.setting.to >= o.last {
+			o.setting = append(o.setting, h.setting)
+		}
+	}
+	slices.SortFunc(o.setting, func(a, b span) int { return cmp.Compare(a.from, b.from) })
+	all, since := o.setting[:0], span{o.counted, now}
+	for _, s := range o.setting {
+		if last := len(all) - 1; last >= 0 && s.from <= all[last].to {
+			all[last].to = max(all[last].to, s.to)
+		} else {
+			all = append(all, s)
+		}
+	}
+	o.lately *= math.Exp2(-(now - o.counted).Seconds())
+	for _, s := range all {
+		o.lately += float64(s.overlap(since))
+	}
+	if o.setting = all; o.lately > float64(mostSetting) {
+		o.setting = all[:0]
+	}
 }
 
 // Own is told whose processes are whose, when that has changed: what nobody knew who it was may be somebody's.
@@ -201,6 +266,7 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 			r.blocked, r.waits, r.whole = false, false, false
 		}
 	}
+	o.settings(now)
 	for _, s := range records {
 		o.add(s, owner)
 	}
@@ -258,7 +324,7 @@ func (o *Observer) in(s Switch, vgpu string) {
 		e.gap = s.At - o.outAt
 	}
 	g := group{s.PID, s.Context}
-	o.turn(g)
+	o.turn(g, s.At)
 	r, h := o.groups[g], o.habit(vgpu)
 	if r == nil || r.vgpu != vgpu {
 		if r != nil {
@@ -282,13 +348,23 @@ func (o *Observer) in(s Switch, vgpu string) {
 }
 
 // turn notes who is switched in. Groups with work have their turns one after the other: when one comes a second time, all of them came in
-// between. Who was passed over has not waited: it looked preempted, but it had stayed on the engine without work.
-func (o *Observer) turn(g group) {
-	if o.seen[g] || len(o.seen) >= maxSeen {
+// between, unless the driver took up its list from the beginning. Who was passed over has not waited: it looked preempted, but it had
+// stayed on the engine without work.
+func (o *Observer) turn(g group, at time.Duration) {
+	switch again := o.seen[g] || len(o.seen) >= maxSeen; {
+	case o.disturbed(at):
+		clear(o.seen)
+	case again:
 		clear(o.seen)
 		o.lap++
 	}
 	o.seen[g] = true
+}
+
+// disturbed reports that timeslices were set at a time: each one ends the turn at hand, and the driver takes up its list from the
+// beginning.
+func (o *Observer) disturbed(at time.Duration) bool {
+	return slices.ContainsFunc(o.setting, func(s span) bool { return s.from <= at && at <= s.to })
 }
 
 const (
@@ -319,8 +395,12 @@ func (o *Observer) off(at time.Duration) {
 	h := o.habit(r.vgpu)
 	h.ran += max(0, at-max(o.since, o.counted))
 	o.out, o.outAt, o.running = h.ending(o.since, at, o.Ahead), at, nil
+	cut := o.out == blocked && o.disturbed(at)
+	if cut {
+		o.out = unclear
+	}
 	e := entry{vgpu: r.vgpu, group: r.group, span: span{min(o.settled, at), at}, sure: o.out == preempted, rested: r.rested}
-	r.last, r.waits, r.blocked, r.lap = at, o.out == preempted, o.out == blocked, o.lap
+	r.last, r.waits, r.blocked, r.lap = at, o.out == preempted || cut, o.out == blocked, o.lap
 	r.burst += max(0, at-o.since-o.out.saving())
 	switch o.out {
 	case unclear:
@@ -330,7 +410,7 @@ func (o *Observer) off(at time.Duration) {
 		r.cuts++
 		e.usage.Preemptions = 1
 	case blocked:
-		if r.whole {
+		if r.whole && r.cuts < manyCuts { // else others may be in it, of which nobody could tell that they were over
 			h.burst += float64(r.burst)
 			h.blocks++
 		}
@@ -347,8 +427,8 @@ func (h *habit) ending(since, at, ahead time.Duration) ending {
 			return unclear
 		}
 	}
-	ran, slice := at-since, h.row.Slice
-	if since < h.changed+applyTime && h.former > 0 && ran < slice-slice/10 || since < h.changed { // the slice of before
+	ran, slice := at-since, h.slice
+	if since < h.setting.to && h.former > 0 && ran < slice-slice/10 || since < h.setting.from { // the slice of before
 		slice = h.former
 	}
 	switch {
@@ -360,7 +440,7 @@ func (h *habit) ending(since, at, ahead time.Duration) ending {
 	return blocked
 }
 
-// applyTime is the most that guards need to set what a row says.
+// applyTime is the most that guards need to set what a row says, if they do not tell.
 const applyTime = 5 * time.Millisecond
 
 // Seen tells what a vGPU did until the time of the last Add. A group without a run for idle has no work, unless it waits for its turn.

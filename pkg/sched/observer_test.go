@@ -56,6 +56,20 @@ func TestObserver(t *testing.T) {
 			{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 5 * ms}, {1, 6 * ms, 6100 * us},
 		}, false, map[string]Seen{
 			"a": {Busy: 1, Ran: 3200 * us, Burst: 1449500, Gap: 950 * us}}},
+		{"a turn that a timeslice ended, whosever that is, is no block",
+			func(o *Observer) { o.Sliced("b", Setting{2 * ms, 9 * ms, 9 * ms}) }, []run{
+				{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 4 * ms}, {1, 5 * ms, 5100 * us}, {1, 9 * ms, 9500 * us},
+			}, false, map[string]Seen{
+				"a": {Busy: 1, Ran: 2700 * us, Burst: 953 * us, Gap: 966666}}},
+		{"one that is being set", func(o *Observer) { o.Sliced("b", Setting{2 * ms, 9 * ms, 0}) }, []run{
+			{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 4 * ms}, {1, 9 * ms, 9500 * us},
+		}, false, map[string]Seen{
+			"a": {Busy: 1, Ran: 2600 * us, Burst: 953 * us, Gap: 2300 * us}}},
+		{"the slice of before, until its guard says that it has set another", func(o *Observer) {
+			o.Sliced("a", Setting{2 * ms, -time.Second, -time.Second})
+			o.Applied("a", Row{Slice: 500 * us}, 0)
+		}, []run{{1, 0, 100 * us}, {1, 200 * us, 700 * us}, {1, 3 * ms, 3500 * us}}, false, map[string]Seen{
+			"a": {Busy: 1, Ran: 1100 * us, Burst: 453 * us, Gap: 1200 * us}}},
 		{"a pause is no block", func(o *Observer) { o.Applied("a", Row{2 * ms, Slot{0, 3 * ms, 10 * ms}}, 0) }, []run{
 			{1, 0, 100 * us}, {1, 2 * ms, 3600 * us},
 		}, false, map[string]Seen{
@@ -102,6 +116,28 @@ func TestCosts(t *testing.T) {
 	}
 	if s := o.Seen("a", 200*ms); s.Cuts < 480 || s.Cuts > 520 {
 		t.Errorf("%g preemptions a second, want 500", s.Cuts)
+	}
+}
+
+// TestSetAllTheTime: a vGPU whose guard sets timeslices all the time, as for new contexts, does not keep it from being seen for long that
+// another one blocks.
+func TestSetAllTheTime(t *testing.T) {
+	o := NewObserver()
+	o.Applied("a", Row{Slice: 2 * ms}, 0)
+	owner := func(pid int) string { return map[int]string{1: "a", 2: "b"}[pid] }
+	seen := 0
+	for now := Tick; now < 3*time.Second; now += Tick {
+		o.Sliced("b", Setting{2 * ms, now - Tick, now - ms})
+		var runs []run
+		for at := now - Tick; at < now-2*ms; at += 2 * ms {
+			runs = append(runs, run{1, at, at + ms}, run{2, at + 1080*us, at + 1380*us})
+		}
+		if o.Add(records(runs...), now, owner, false); o.Seen("a", 200*ms).Endless == 0 {
+			seen++
+		}
+	}
+	if seen < 30 {
+		t.Errorf("it was seen in %d of 90 looks", seen)
 	}
 }
 

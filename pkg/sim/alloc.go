@@ -57,6 +57,11 @@ func usesGraphics(class uint32) bool {
 // isCompute reports a compute class; a process that has one is a compute process in GET_PIDS.
 func isCompute(class uint32) bool { return isEngineObject(class) && class&0xff == 0xc0 }
 
+// isGraphics reports a class of objects by which a context draws: 2D, 3D.
+func isGraphics(class uint32) bool {
+	return class > 0xff && (class&0xff == 0x97 || class&0xff == 0x2d)
+}
+
 // special reports a class that the driver knows whatever a container is allowed.
 func special(class uint32) bool {
 	switch class {
@@ -111,6 +116,9 @@ func (r *request) alloc(class uint32) uint32 {
 	if parent.lost() {
 		return rm.StatusGPUIsLost
 	}
+	if isGraphics(class) && parent.channel != nil && parent.channel.group != nil && parent.channel.group.group.cilp {
+		return rm.StatusInvalidObject
+	}
 	o := &object{handle: rm.U32(out, rm.AllocObject), class: class}
 	if o.handle != 0 && c.objects[o.handle] != nil {
 		return rm.StatusInsertDuplicateName // before anything is taken from a card
@@ -153,8 +161,8 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		o.group.tsg = o.gpu.engine.add(c.pid, o.handle)
 	case o.channel != nil && parent.group != nil:
 		repause(parent)
-	case isCompute(o.class) && parent.channel.group != nil:
-		makeContext(parent.channel.group.group)
+	case (isCompute(o.class) || isGraphics(o.class)) && parent.channel != nil && parent.channel.group != nil:
+		makeContext(parent.channel.group.group, o.class)
 	}
 	rm.PutU32(r.call.Outer, handleOff, o.handle)
 	return st

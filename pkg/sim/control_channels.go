@@ -32,12 +32,17 @@ func (c *controlCall) preempt() uint32 {
 	return rm.StatusOK
 }
 
-// makeContext is what the first object of the graphics engine does to a group: a context in which kernels run to their end.
-func makeContext(g *group) {
-	if !g.objects && g.tsg != nil {
+// makeContext is what the first object of the graphics engine does to a group: a context in which kernels run to their end. That of one by
+// which it draws stays so, and one that has been made to preempt gets none of those (measured on an H200 with 580.159.04).
+func makeContext(g *group, class uint32) {
+	if g.tsg == nil {
+		return
+	}
+	if !g.objects {
 		g.objects = true
 		g.tsg.SetPreemptible(false)
 	}
+	g.draws = g.draws || isGraphics(class)
 }
 
 // setPreemption is GR_SET_CTXSW_PREEMPTION_MODE, of a group or a channel of the calling client.
@@ -49,6 +54,10 @@ func (c *controlCall) setPreemption() uint32 {
 	if o == nil || o.group == nil || !o.group.objects {
 		return rm.StatusNotSupported
 	}
+	cilp := rm.U32(c.p, rm.PreemptCILP) == rm.PreemptModeCILP
+	if rm.U32(c.p, rm.PreemptFlags)&1 != 0 && cilp && o.group.draws {
+		return rm.StatusInvalidRequest
+	}
 	if rm.U32(c.p, rm.PreemptFlags)&2 != 0 && rm.U32(c.p, rm.PreemptGFXP) == rm.PreemptModeGFXP && o.group.gfxp == nil {
 		sum, _ := rm.GFXPMemory(bufferSize)
 		if !o.gpu.reserveHidden(quota.Bytes(sum)) {
@@ -57,7 +66,8 @@ func (c *controlCall) setPreemption() uint32 {
 		o.group.gfxp = &memory{gpu: o.gpu, size: quota.Bytes(sum), refs: 1, hidden: true}
 	}
 	if rm.U32(c.p, rm.PreemptFlags)&1 != 0 {
-		o.group.tsg.SetPreemptible(rm.U32(c.p, rm.PreemptCILP) == rm.PreemptModeCILP)
+		o.group.cilp = cilp
+		o.group.tsg.SetPreemptible(cilp)
 	}
 	return rm.StatusOK
 }

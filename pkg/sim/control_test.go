@@ -247,4 +247,22 @@ func TestPreemptionMode(t *testing.T) {
 			t.Errorf("%#x: %#x, want %#x", c.handle, st, c.status)
 		}
 	}
+	if _, st := u.alloc(channel, 0, 0xcb97, make([]byte, 16)); st != rm.StatusOK {
+		t.Errorf("a 3D object beside kernels that run to their end: %#x", st)
+	}
+	if st := mode(u, group, rm.PreemptModeCILP); st != rm.StatusInvalidRequest {
+		t.Errorf("of a context that draws: %#x", st)
+	}
+	if st := mode(u, group, rm.PreemptModeCTA); st != rm.StatusOK {
+		t.Errorf("of a context that draws, by blocks: %#x", st)
+	}
+	group = u.must(u.alloc(u.dev, 0, classGroup, p))
+	channel = u.must(u.alloc(group, 0, 0xc86f, make([]byte, 368)))
+	u.must(u.alloc(channel, 0, 0xcbc0, make([]byte, 16)))
+	if st := mode(u, group, rm.PreemptModeCILP); st != rm.StatusOK {
+		t.Errorf("%#x", st)
+	}
+	if _, st := u.alloc(channel, 0, 0x902d, make([]byte, 16)); st != rm.StatusInvalidObject {
+		t.Errorf("a 2D object in a context that preempts: %#x", st)
+	}
 }

@@ -74,6 +74,8 @@ type group struct {
 	gfxp        *memory // that of graphics preemption
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
+	cilp        bool         // which it has since
+	draws       bool         // and a 2D or 3D object, with which it cannot have it
 	vaspace     *vaspace     // of its channels that name none
 	notifier    uint32       // that too
 	tsg         *runlist.TSG // on the graphics engine; else nil

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Vulkan, EGL, OpenCL, NVDEC and NVJPEG (workloads/*.c, packed by pack.sh with their loaders), each bare and then on a vGPU of 6 GiB: the
-# result, the limit, the share of the time. What works bare must work there. Run by run.sh on a private node; 60 s. Of what fails the
+# Vulkan, EGL, OpenCL, NVDEC and NVJPEG (workloads/*.c, packed by pack.sh with their loaders), each bare and then on a vGPU of 6 GiB of a node
+# with graphics = true: the result, the limit, the share of the time, what a neighbour sees beside long draws. What works bare must work
+# there. Run by run.sh on a private node; 120 s. Of what fails the
 # guard's refusals and the calls that the driver answered otherwise than bare (workloads/rmtrace.c) are printed; all calls are in
 # $OUT/graphics-*.calls. The last line is "gpu: N passed, M failed".
 #   ONLY=REGEX   the checks whose names match
@@ -84,8 +85,6 @@ variant() { # variant NAME DOCKER_OPTIONS… -- COMMAND…
 	shift
 	out=$(vgpu 6GiB --rm "$@" 2>&1) && printf '      %s: works\n' "$name" || printf '      %s: exit %d, %s\n' "$name" $? "$(tail -n 1 <<<"$out")"
 }
-profiling() { sed -i '/^profiling/d' "$CGPU_CONFIG" && sed -i "1i profiling = $1" "$CGPU_CONFIG" && cgpu refresh >/dev/null 2>&1; }
-
 # Where all is asked for, the driver's other nodes are not there: the guard does not see what is done with them.
 nodes() {
 	local out
@@ -114,25 +113,50 @@ shared() { # weights 1 and 3 side by side
 	return "$status"
 }
 
+# Where the node does not allow graphics nothing is made that draws, and the log says how to allow it.
+refused() {
+	touch "$began"
+	! vgpu 6GiB --rm "${told[@]}" -- "$programs/vulkan" 2>&1 || return 1
+	vgpu 6GiB --rm "${told[@]}" -- "$programs/egl" >/dev/null 2>&1 || true # it may draw in software
+	refusals "$began" | grep -m 1 'graphics = true in cgpu.toml allows them'
+}
+# What 1 ms of CUDA's work takes beside draws and dispatches of a second: no longer than one of them, and a container that waits for its
+# turn gets it.
+beside() { # beside COMMAND…
+	local worst
+	vgpu 6GiB -d --name hog "${told[@]}" -- "$@" >/dev/null || return 1
+	vgpu 6GiB --rm -v "$built:$built:ro" -- timeout 30 "$built/latency" --seconds 5 --think-ms 0 --work-us 1000 --iters-per-us "$rate" >"$programs/turnaround" 2>&1
+	docker logs hog 2>&1 | tail -n 2
+	remove hog
+	tail -n 1 "$programs/turnaround" | jq -c '{count, p50, p99, max}'
+	worst=$(tail -n 1 "$programs/turnaround" | jq '.max | floor')
+	((${worst:-999999999} <= 1500000))
+}
+
 [[ -x $programs/vulkan ]] || { echo "graphics: $programs has no programs; pack.sh packs them into graphics.tar.xz" >&2; exit 1; }
 make_host_image || exit 1
+compile latency share || exit 1
+rate=$(bare --rm -v "$built:$built:ro" -- "$built/share" --calibrate | jq .iters_per_us) || exit 1
 if command -v nvcc >/dev/null; then nvcc -O2 -arch=sm_90 -o "$programs/nvjpeg" "$workloads/nvjpeg.cu" -lnvjpeg; fi
 
 check 'nodes' nodes
+check 'vulkan and egl where the node does not allow it' refused
+sed -i '1i graphics = true' "$CGPU_CONFIG" && cgpu refresh >/dev/null 2>&1 || exit 1
 if try vulkan "$programs/vulkan"; then
 	check 'vulkan: the driver files that cgpu mounts' own_files
 	check 'vulkan: memory' full "$programs/vulkan" fill 64
 	check 'vulkan: memory that only descriptors keep' full "$programs/vulkan" export 256 8192
 	check 'vulkan: weights 1 and 3' shared
+	check 'vulkan: beside dispatches of 1 s' beside "$programs/vulkan" long 1000 8
 elif [[ -e $OUT/graphics-vulkan-vgpu.calls ]]; then
 	variant 'without the limiter' "${told[@]}" -e CGPU_LIMITER=off -- "$programs/vulkan"
 	variant 'by libEGL_nvidia' -e VK_DRIVER_FILES="$programs/vulkan-egl.json" -e VK_ICD_FILENAMES="$programs/vulkan-egl.json" -- "$programs/vulkan"
-	profiling true
-	variant 'where profilers are allowed (several clients on one file)' "${told[@]}" -- "$programs/vulkan"
-	profiling false
 	variant 'without seccomp beside the guard' "${told[@]}" --security-opt seccomp=unconfined -- "$programs/vulkan"
 fi
-if try egl "$programs/egl"; then check 'egl: more textures than memory' on_vgpu "${told[@]}" -- "$programs/egl" fill 64 8192; fi
+if try egl "$programs/egl"; then
+	check 'egl: more textures than memory' on_vgpu "${told[@]}" -- "$programs/egl" fill 64 8192
+	check 'egl: beside fragments of 1 s' beside "$programs/egl" long 1000 8 fragments
+fi
 if try opencl "$programs/opencl"; then check 'opencl: memory' full "$programs/opencl" fill 64 8192; fi
 if try nvdec "$programs/nvdec"; then check 'nvdec: decoders until refused' on_vgpu "${told[@]}" -- "$programs/nvdec" fill 64; fi
 if [[ -x $programs/nvjpeg ]]; then try nvjpeg "$programs/nvjpeg" || true; fi

@@ -62,6 +62,7 @@ func attacks() []attack {
 		{name: "preempt", proves: "nobody preempts, or takes compute preemption from a context", run: onGPU(hostilePreempt)},
 		{name: "long-kernel", proves: "a context of long kernels that never asks for compute preemption leaves others their time",
 			run: hostileLongKernel},
+		{name: "graphics", proves: "no context is made that cannot be interrupted, as one that draws cannot", run: onGPU(hostileGraphics)},
 		{name: "lone", proves: "nothing computes outside of a channel group whose timeslice can be set", run: onGPU(hostileLone)},
 		{name: "shared-state", proves: "what GPUs share (clocks, compute mode, watchdog, MMU debug mode) is not changed",
 			run: onGPU(hostileSharedState)},

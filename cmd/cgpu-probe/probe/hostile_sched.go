@@ -82,6 +82,26 @@ func hostileLone(c *client, _ hostileOptions) error {
 	return nil
 }
 
+// hostileGraphics makes contexts that draw, of each GPU's 2D and 3D classes.
+func hostileGraphics(c *client, _ hostileOptions) error {
+	group, err := c.group(rm.ChannelEngineTypeGR)
+	if err != nil {
+		return err
+	}
+	channel, err := c.alloc(group, c.newHandle(), classChannel, make([]byte, channelSize))
+	print("channel=%s", describe(err))
+	if err != nil {
+		return nil // a real driver wants more in its parameters
+	}
+	for _, class := range []uint32{0x902d, 0xc397, 0xc597, 0xc697, 0xc797, 0xc997, 0xcb97, 0xcd97, 0xce97} {
+		_, err := c.alloc(channel, c.newHandle(), class, make([]byte, 16))
+		if err := mustRefuse(fmt.Sprintf("object_%#x", class), err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // hostileLongKernel has kernels of half a second in a context that never asks for compute preemption, and short ones in another.
 func hostileLongKernel(hostileOptions) error {
 	for _, order := range []string{"object first", "scheduled first"} {

@@ -216,6 +216,7 @@ type Object struct {
 	Context       bool      `json:"context,omitempty"`
 	GFXP          bool      `json:"gfxp,omitempty"`
 	Preempts      bool      `json:"preempts,omitempty"`
+	Draws         bool      `json:"draws,omitempty"`
 	UserdMemory   uint32    `json:"userdMemory,omitempty"`
 	UserdOffset   uint64    `json:"userdOffset,omitempty"`
 	RunlistGPU    int       `json:"runlistGpu,omitempty"`

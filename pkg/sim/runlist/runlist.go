@@ -18,8 +18,8 @@
 //
 //   - A group whose context is not switched in the middle of a kernel (SetPreemptible; not measured) is taken off at the end of one.
 //
-//   - A timeslice that is set makes the driver take up its list from the beginning (with Restart: docs/internals/sched.md,
-//     "What calls cost").
+//   - A timeslice that is set ends the turn at hand, and the driver takes up its list from the beginning (with Restart:
+//     docs/internals/sched.md, "What calls cost").
 //
 // What the rules give beside what was measured, in percent of one process alone (kernels of 1.2 ms, 2 processes; the second figure is of
 // another machine of the kind):
@@ -85,7 +85,8 @@ const forever = time.Duration(1 << 62)
 type Config struct {
 	SwitchCost  time.Duration // negative: switches are free
 	PreemptCost time.Duration // 0 beside a SwitchCost: none
-	Restart     bool          // SetTimeslice makes the next turn the first group's
+	Restart     bool          // SetTimeslice ends the turn at hand, and the next is the first group's
+	Overrun     time.Duration // a slice is longer than was set by a part in so many; 0: it is not (H200: 50)
 	History     int           // switch records kept, ≥ 2
 }
 
@@ -104,6 +105,7 @@ type Runlist struct {
 	cost    time.Duration
 	preempt time.Duration
 	restart bool
+	overrun time.Duration
 	now     time.Duration
 	totals  Totals
 	seq     uint64
@@ -126,7 +128,8 @@ type Runlist struct {
 
 // New makes an engine at time 0 with no groups.
 func New(cfg Config) *Runlist {
-	r := &Runlist{cost: cfg.SwitchCost, preempt: max(cfg.PreemptCost, 0), restart: cfg.Restart, history: history{size: cfg.History}}
+	r := &Runlist{cost: cfg.SwitchCost, preempt: max(cfg.PreemptCost, 0), restart: cfg.Restart, overrun: cfg.Overrun,
+		history: history{size: cfg.History}}
 	if r.cost == 0 && r.preempt == 0 {
 		r.cost, r.preempt = DefaultSwitchCost, DefaultPreemptCost
 	}
@@ -253,6 +256,23 @@ func (r *Runlist) schedule() {
 	}
 }
 
+// begin takes up the list from the beginning. Who is the first in it has another slice, without a switch; who has the engine for itself
+// keeps it.
+func (r *Runlist) begin() {
+	r.turn = 0
+	switch {
+	case len(r.ready) < 2:
+	case r.target != nil:
+		r.target = nil // the time of its switch is lost
+	case r.resident == r.ready[0]:
+		r.turn = r.resident.seq
+		r.slice()
+	case r.resident != nil:
+		r.leave()
+	}
+	r.schedule()
+}
+
 // arrive ends a switch.
 func (r *Runlist) arrive() {
 	t := r.target
@@ -306,7 +326,15 @@ func (r *Runlist) find(seq uint64) (int, bool) {
 
 // slice starts a slice of the resident.
 func (r *Runlist) slice() {
-	r.sliceStart, r.sliceLen = r.now, r.resident.timeslice
+	r.sliceStart, r.sliceLen = r.now, r.length(r.resident)
+}
+
+// length is that of a group's slices.
+func (r *Runlist) length(t *TSG) time.Duration {
+	if r.overrun > 0 {
+		return t.timeslice + t.timeslice/r.overrun
+	}
+	return t.timeslice
 }
 
 // sliceEnd is when the resident, which has work, may be taken off.
@@ -324,7 +352,7 @@ func (r *Runlist) roll() {
 		return
 	}
 	r.sliceStart += r.sliceLen
-	r.sliceLen = r.resident.timeslice
+	r.sliceLen = r.length(r.resident)
 	r.sliceStart += (r.now - r.sliceStart - 1) / r.sliceLen * r.sliceLen
 }
 

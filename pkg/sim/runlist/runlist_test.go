@@ -701,3 +701,43 @@ func TestRestart(t *testing.T) {
 		}
 	}
 }
+
+// TestSetEndsTurn: a timeslice that is set, whosever it is, ends the turn at hand, and the first group comes next.
+func TestSetEndsTurn(t *testing.T) {
+	r := New(Config{SwitchCost: -1, Restart: true})
+	var groups []*TSG
+	for i := range 4 {
+		groups = append(groups, r.Add(i, 0))
+		groups[i].SetTimeslice(10 * ms)
+	}
+	groups[3].SetTimeslice(5 * ms) // nobody runs
+	for _, g := range groups[:3] {
+		g.Submit(endless(ms))
+	}
+	for _, c := range []struct {
+		until time.Duration
+		set   *TSG
+		ran   []time.Duration
+	}{
+		{13 * ms, groups[3], []time.Duration{10 * ms, 3 * ms, 0}},
+		{20 * ms, groups[0], []time.Duration{17 * ms, 3 * ms, 0}},
+		{28 * ms, groups[0], []time.Duration{25 * ms, 3 * ms, 0}}, // whose turn it is
+		{58 * ms, groups[2], []time.Duration{35 * ms, 13 * ms, 10 * ms}},
+	} {
+		r.Advance(c.until)
+		for i, want := range c.ran {
+			if got := groups[i].Account().GPUTime; got != want {
+				t.Errorf("at %v: group %d has run for %v, want %v", c.until, i, got, want)
+			}
+		}
+		c.set.SetTimeslice(10 * ms)
+	}
+	groups[0].Stop()
+	groups[1].Stop()
+	r.Advance(70 * ms)
+	switches := groups[2].Account().Switches
+	groups[2].SetTimeslice(10 * ms)
+	if r.Advance(80 * ms); groups[2].Account().Switches != switches {
+		t.Error("who has the engine for itself is taken off")
+	}
+}

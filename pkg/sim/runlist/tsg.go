@@ -107,14 +107,15 @@ func (t *TSG) Paused() bool { return t.paused }
 // Timeslice is what SetTimeslice set.
 func (t *TSG) Timeslice() time.Duration { return t.timeslice }
 
-// SetTimeslice sets the timeslice, between MinTimeslice and MaxTimeslice. A slice that has begun keeps its length.
+// SetTimeslice sets the timeslice, between MinTimeslice and MaxTimeslice. A slice that has begun keeps its length, unless it ends
+// (Restart).
 func (t *TSG) SetTimeslice(d time.Duration) {
 	if t.r.Running() == t {
 		t.r.roll() // slices that passed had the old length
 	}
 	t.timeslice = min(max(d, MinTimeslice), MaxTimeslice)
 	if t.r.restart {
-		t.r.turn = 0
+		t.r.begin()
 	}
 }
 

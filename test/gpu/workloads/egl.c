@@ -2,6 +2,9 @@
 //   egl                     the triangle alone
 //   egl fill MIB MAX_MIB    and textures in pieces of MIB until one is refused, or it has MAX_MIB; the triangle is then drawn again. OpenGL
 //                           may put textures into the host's memory instead of refusing one.
+//   egl long MS SECONDS fragments|triangles
+//                           and draws of so long for so many seconds: of fragments that each take all of it, or of many triangles, of
+//                           which none takes long
 // EGL_DEVICE=N takes the Nth device. Exit status 3: no device, 4: no display. Build: cc -o egl egl.c -lEGL -lGLESv2
 #include <EGL/egl.h>
 #include <EGL/eglext.h>
@@ -9,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { SIDE = 256 };
 
@@ -30,6 +34,16 @@ static GLuint shader(GLenum kind, const char *text) {
 		exit(1);
 	}
 	return s;
+}
+
+static GLuint program(const char *vertex, const char *fragment) {
+	GLuint p = glCreateProgram();
+	glAttachShader(p, shader(GL_VERTEX_SHADER, vertex));
+	glAttachShader(p, shader(GL_FRAGMENT_SHADER, fragment));
+	glBindAttribLocation(p, 0, "at");
+	glLinkProgram(p);
+	glUseProgram(p);
+	return p;
 }
 
 static void open_context(void) {
@@ -96,18 +110,58 @@ static void fill(int piece, int max) {
 	fflush(stdout);
 }
 
+static double now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+// timed draws so much, fragments' rounds or triangles, and says how long that took.
+static double timed(GLint rounds_at, long amount, int fragments) {
+	double begin = now();
+	glUniform1i(rounds_at, fragments ? (GLint)amount : 100);
+	glDrawArraysInstanced(GL_TRIANGLES, 0, 3, fragments ? 1 : (GLsizei)amount);
+	glFinish();
+	return now() - begin;
+}
+
+static void draw_long(double each, double seconds, int fragments) {
+	GLuint p = program("#version 300 es\nin vec2 at; void main() { gl_Position = vec4(at, 0.0, 1.0); }",
+		"#version 300 es\nprecision highp float; uniform int rounds; out vec4 color;"
+		"void main() { float x = gl_FragCoord.x; for (int i = 0; i < rounds; i++) x = x * 1.0001 + 0.5; color = vec4(x, 1.0, 0.0, 1.0); }");
+	GLint rounds_at = glGetUniformLocation(p, "rounds");
+	long amount = 100, draws = 0;
+	timed(rounds_at, 1, fragments); // it is compiled then
+	double took = timed(rounds_at, amount, fragments);
+	for (int i = 0; i < 30 && took < each * 0.9; i++) { // by steps, so that none is much too long
+		double more = each / took;
+		amount = (long)((double)amount * (more > 8 ? 8 : more)) + 1;
+		if (amount > 2000000000) amount = 2000000000;
+		took = timed(rounds_at, amount, fragments);
+	}
+	printf("long amount %ld took_ms %.1f\n", amount, took * 1e3);
+	fflush(stdout);
+	double begin = now(), worst = 0;
+	for (; now() - begin < seconds; draws++) {
+		took = timed(rounds_at, amount, fragments);
+		if (took > worst) worst = took;
+	}
+	GLenum error = glGetError();
+	printf("draws %ld worst_ms %.1f error %#x\n", draws, worst * 1e3, error);
+	fflush(stdout);
+	if (error) exit(1);
+}
+
 int main(int argc, char **argv) {
 	open_context();
-	GLuint program = glCreateProgram();
-	glAttachShader(program, shader(GL_VERTEX_SHADER, "attribute vec2 at; void main() { gl_Position = vec4(at, 0.0, 1.0); }"));
-	glAttachShader(program, shader(GL_FRAGMENT_SHADER, "precision mediump float; void main() { gl_FragColor = vec4(0.0, 1.0, 0.0, 1.0); }"));
-	glBindAttribLocation(program, 0, "at");
-	glLinkProgram(program);
-	glUseProgram(program);
+	program("attribute vec2 at; void main() { gl_Position = vec4(at, 0.0, 1.0); }",
+		"precision mediump float; void main() { gl_FragColor = vec4(0.0, 1.0, 0.0, 1.0); }");
 	triangle();
 	if (argc > 3 && !strcmp(argv[1], "fill")) {
 		fill(atoi(argv[2]), atoi(argv[3]));
 		triangle();
+	} else if (argc > 4 && !strcmp(argv[1], "long")) {
+		draw_long(atof(argv[2]) * 1e-3, atof(argv[3]), !strcmp(argv[4], "fragments"));
 	}
 	return 0;
 }

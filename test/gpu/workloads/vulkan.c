@@ -3,6 +3,8 @@
 //   vulkan fill MIB [MAX_MIB]   and memory in pieces of MIB (then of half, down to 1 MiB) until it is refused; the shader then runs again
 //   vulkan export MIB MAX_MIB   and memory exported to file descriptors and freed by its handle, until it is refused: it must still count
 //   vulkan spin SECONDS         and the shader over and over, two at a time: how often it ran
+//   vulkan long MS SECONDS      and one dispatch of so long after the other; each of its threads takes all of it
+//   vulkan turn SECONDS         and dispatches of 1 ms, one after the other: how long the longest took
 // Prints a line of keys and values for each. Exit status 3: there is no instance, 4: no device. Build: cc -o vulkan vulkan.c -lvulkan
 #include <stdint.h>
 #include <stdio.h>
@@ -251,6 +253,26 @@ static void spin(double seconds) {
 	printf("runs %ld rounds %u work %.0f\n", runs, rounds, (double)runs * rounds / 1e3);
 }
 
+// one_by_one runs dispatches that take so long each. Their number grows by steps, so that none is much too long.
+static void one_by_one(double each, double seconds) {
+	uint32_t rounds = 1000;
+	double took = timed(rounds), begin, worst = 0, sum = 0;
+	for (int i = 0; i < 30 && took < each * 0.9; i++) {
+		double more = each / took;
+		rounds = (uint32_t)(rounds * (more > 8 ? 8 : more)) + 1;
+		took = timed(rounds);
+	}
+	printf("long rounds %u took_ms %.2f\n", rounds, took * 1e3);
+	fflush(stdout);
+	long runs = 0;
+	for (begin = now(); now() - begin < seconds; runs++) {
+		took = timed(rounds);
+		sum += took;
+		if (took > worst) worst = took;
+	}
+	printf("runs %ld mean_us %.0f worst_us %.0f\n", runs, sum / (double)(runs ? runs : 1) * 1e6, worst * 1e6);
+}
+
 int main(int argc, char **argv) {
 	const char *what = argc > 1 ? argv[1] : "";
 	open_device();
@@ -271,6 +293,10 @@ int main(int argc, char **argv) {
 		compute();
 	} else if (!strcmp(what, "spin") && argc > 2) {
 		spin(atof(argv[2]));
+	} else if (!strcmp(what, "long") && argc > 3) {
+		one_by_one(atof(argv[2]) * 1e-3, atof(argv[3]));
+	} else if (!strcmp(what, "turn") && argc > 2) {
+		one_by_one(1e-3, atof(argv[2]));
 	}
 	return 0;
 }
