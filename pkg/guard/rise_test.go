@@ -275,8 +275,10 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 	done := make(chan error, 1)
 	go func() {
 		<-d.died
+		w.falling.Lock()
 		w.unnamed = 3 // a call of each process
 		err := w.fall(d)
+		w.falling.Unlock()
 		if done <- err; err != nil {
 			w.c.kill() // its calls wait for a guard
 		}

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -126,6 +127,7 @@ type walker struct {
 	each     int           // so many steps apart the guard is handed over; 0: never
 	booked   *bookTest     // nil: nobody looks at the guard's books
 	unnamed  int           // files of which a guard that has fallen may have told the driver, and not yet its books
+	falling  sync.Mutex    // held while another guard goes on
 }
 
 func newWalker(t *testing.T, patience time.Duration, prepare ...func(*rig)) *walker {
@@ -191,6 +193,8 @@ func (w *walker) books(end bool) (err error) {
 }
 
 func (w *walker) compare(end bool) error {
+	w.falling.Lock()
+	defer w.falling.Unlock()
 	s := w.sim.Snapshot()
 	card := s.GPUs[0]
 	a := w.guard.account
