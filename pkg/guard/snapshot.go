@@ -180,7 +180,7 @@ func (s *snapshotter) object(c *client, o *object) error {
 	v := handover.Object{Client: s.clients.of(c), Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kind, CountsOn: o.countsOn,
 		GPU:    o.gpu,
 		Charge: s.charges.of(o.charge), SecondCharge: s.charges.of(o.secondCharge), Length: uint64(o.length), Size: uint64(o.size),
-		Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, Retained: s.retained.of(o.retained),
+		Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, ID: o.id, Retained: s.retained.of(o.retained),
 		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
 		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
 		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
