@@ -63,11 +63,8 @@ func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool,
 		g.rootGate.RUnlock()
 		unlock()
 	}
-	if enable {
-		if is, _ := g.wholenessOf(client); is == notWhole {
-			g.endUnseenChannels(client)
-			return plan{answer: c.status(rm.StatusInvalidState), done: done}
-		}
+	if enable && g.endsUnseenChannels(client) {
+		return plan{answer: c.status(rm.StatusInvalidState), done: done}
 	}
 	if enable && !g.ensurePreemption(c.target(), client, g.account.preemptionOf(client, handle)) {
 		return plan{answer: c.status(rm.StatusNotSupported), done: done}
@@ -76,6 +73,7 @@ func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool,
 		g.account.setScheduled(client, handle, enable)
 		if enable {
 			g.channelsStarted(c.target(), client, handle)
+			g.endsUnseenChannels(client) // a root alloc that was under way has made one meanwhile
 		}
 	}}
 }

@@ -193,6 +193,15 @@ func (g *Guard) keepMemory(t Target, client, handle uint32) []*window {
 	return nil
 }
 
+// endsUnseenChannels reports that a client has such a channel, and ends it then.
+func (g *Guard) endsUnseenChannels(client uint32) bool {
+	is, _ := g.wholenessOf(client)
+	if is == notWhole {
+		g.endUnseenChannels(client)
+	}
+	return is == notWhole
+}
+
 // endUnseenChannels ends the RM clients of a process, one of which has a channel that the guard has not seen made. It does not wait: the
 // caller holds locks.
 func (g *Guard) endUnseenChannels(handle uint32) {

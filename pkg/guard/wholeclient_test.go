@@ -19,6 +19,7 @@ type unseenRig struct {
 	client                 *client
 	asked                  atomic.Int64 // groups of which the driver was asked
 	beforeFree, beforeAsks func()       // when the memory is to be freed; when a group is asked for after that
+	beforeRun              func()       // when the group is to be let run
 }
 
 const unseenChannel = 0x5cffff01
@@ -41,6 +42,8 @@ func newUnseenRig(t *testing.T) *unseenRig {
 			if freed = true; r.beforeFree != nil {
 				r.beforeFree()
 			}
+		case call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == scheduleGroup && r.beforeRun != nil:
+			r.beforeRun()
 		case call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlGroupChannels:
 			if r.asked.Add(1); freed && r.beforeAsks != nil {
 				r.beforeAsks()
@@ -118,6 +121,15 @@ func TestUnseenChannel(t *testing.T) {
 			r.writes(h)
 		})
 	}
+	t.Run("it is made while the group is let run", func(t *testing.T) {
+		r := newUnseenRig(t)
+		r.guard.rootsLet.Add(1)
+		r.guard.pendingRoots.Add(1)
+		defer r.guard.pendingRoots.Add(-1)
+		r.beforeRun = func() { r.becomes(unseenChannel) }
+		r.c.do("schedule", r.number, r.group)
+		ended(r)
+	})
 	t.Run("it is made while memory is freed", func(t *testing.T) {
 		r := newUnseenRig(t)
 		r.guard.rootsLet.Add(1)
