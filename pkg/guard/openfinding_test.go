@@ -17,8 +17,8 @@ import (
 
 // TestClientOfAnotherHides is open: memory of a client that somebody outside has made is in the guard's account of the process that asked
 // for it, and in the driver's of the one that made it, which the guard does not ask for. So it is room for as much that was never charged:
-// the next such call can become an allocation of it, and then the room is freed. Run it with -tags openfinding. Whose a client is the driver could be asked by what it
-// counts for the process before and after a small allocation below it.
+// the next such call can become an allocation of it, and then the room is freed. Run it with -tags openfinding. Whose a client is the
+// driver could be asked by what it counts for the process before and after a small allocation below it.
 func TestClientOfAnotherHides(t *testing.T) {
 	const length = 64 * quota.MiB
 	d, g := newFakeRM(t)

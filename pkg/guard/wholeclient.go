@@ -12,12 +12,13 @@ import (
 // A root alloc that went elsewhere (rootalloc.go) can have made a channel below a group that the guard knows. GPFIFO_SCHEDULE of the group
 // would let it run, and memory that it writes errors to would be freed under it (notifiers.go). From 570 on the driver tells which channels
 // a group has, by numbers that it never gives again (currentChannelUniqueId, kernel_channel.c). So the guard notes the number of each
-// channel, and before a client's channels are let run, or its memory is freed, it looks whether its groups have others. It does so only if a
-// root alloc was let through since it last did.
+// channel, and before a client's channels are let run, or its memory is freed, it looks whether its groups have others. It does so only if
+// a root alloc was let through since it last did.
 
 const controlGroupChannels = 0x20801123 // NV2080_CTRL_CMD_FIFO_GET_CHANNEL_GROUP_UNIQUE_ID_INFO
 
-// channelIDs asks the driver for the numbers of a group's channels, or that of a channel. False: it does not say, or there is no such group.
+// channelIDs asks the driver for the numbers of a group's channels, or that of a channel. False: it does not say, or there is no such
+// group.
 func (g *Guard) channelIDs(client, handle uint32) (ids []uint32, ok bool) {
 	form, has := g.abi.Control(controlGroupChannels)
 	gpu := g.account.gpuOf(client, handle)
@@ -62,8 +63,8 @@ const (
 	whole                     // none has, nor will have one before another root alloc is let through
 )
 
-// wholenessOf looks whether all channels of a client's groups were made through the guard, and tells of which group they were not. The caller
-// holds the client's calls.
+// wholenessOf looks whether all channels of a client's groups were made through the guard, and tells of which group they were not. The
+// caller holds the client's calls.
 func (g *Guard) wholenessOf(client uint32) (is wholeness, not uint32) {
 	roots := g.rootsLet.Load() + 1 // so 0 is never
 	groups, at := g.account.groupsToAsk(client)
