@@ -32,9 +32,16 @@ func newUnseenRig(t *testing.T) *unseenRig {
 	r.memory = r.c.do("alloc", r.number, 8*mib)[0]
 	made := r.c.do("notifier", r.number, r.c.do("alloc", r.number, mib)[0], 1)
 	r.group, r.channel = made[0], made[1]
+	r.guard.account.mu.Lock()
 	for _, x := range r.guard.account.clients {
 		r.client = x
 	}
+	r.guard.account.mu.Unlock()
+	return r
+}
+
+// watch begins to make what is to happen in between.
+func (r *unseenRig) watch() {
 	freed := false
 	seen := func(call *rm.Call) {
 		switch {
@@ -51,7 +58,6 @@ func newUnseenRig(t *testing.T) *unseenRig {
 		}
 	}
 	r.seen.Store(&seen)
-	return r
 }
 
 // on makes a call on the client's file.
@@ -127,6 +133,7 @@ func TestUnseenChannel(t *testing.T) {
 		r.guard.pendingRoots.Add(1)
 		defer r.guard.pendingRoots.Add(-1)
 		r.beforeRun = func() { r.becomes(unseenChannel) }
+		r.watch()
 		r.c.do("schedule", r.number, r.group)
 		ended(r)
 	})
@@ -137,6 +144,7 @@ func TestUnseenChannel(t *testing.T) {
 		defer r.guard.pendingRoots.Add(-1)
 		r.beforeFree = func() { r.becomes(unseenChannel) }
 		r.beforeAsks = func() { r.writes(unseenChannel) }
+		r.watch()
 		r.c.do("free", r.number, r.memory)
 		ended(r)
 	})
@@ -145,9 +153,10 @@ func TestUnseenChannel(t *testing.T) {
 // TestWholeClient: a program whose groups have no such channel is let do everything, and the driver is asked once for each root alloc.
 func TestWholeClient(t *testing.T) {
 	r := newUnseenRig(t)
-	if r.client.channels[uint32(r.channel)].id == 0 {
+	if o, _ := r.guard.account.lookup(r.client.handle, uint32(r.channel)); o.id == 0 {
 		t.Fatal("the number of a channel is not known")
 	}
+	r.watch()
 	for range 3 {
 		r.guard.rootsLet.Add(1)
 		r.asked.Store(0)
