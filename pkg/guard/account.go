@@ -86,6 +86,8 @@ type client struct {
 	policies         map[uint32]policy // by object that has policies of its own, see share.go
 	open             openRights
 	ending           bool               // its channels are off for good, see Guard.stop
+	unseen           bool               // it has a channel that the guard has not seen made, and is being freed
+	wholeAt          int64              // one more than Guard.rootsLet when it had none for sure; see wholeclient.go
 	osEvents         map[uint32]weakRef // the files that they came on, with which they end, by descriptor number
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the

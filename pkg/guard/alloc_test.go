@@ -154,7 +154,11 @@ func TestForeignDup(t *testing.T) {
 // TestPrivilegedChannel: the flag that would let a channel address all of the memory is taken out.
 func TestPrivilegedChannel(t *testing.T) {
 	var flags uint32
-	g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) { flags = rm.U32(call.Blocks[0].Data, rm.ChannelFlags) })))
+	g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) {
+		if call.NR() == rm.EscAlloc && rm.U32(call.Outer, rm.AllocClass) == 0xc86f {
+			flags = rm.U32(call.Blocks[0].Data, rm.ChannelFlags)
+		}
+	})))
 	const group = 0x5c000015
 	g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
 	p := make([]byte, 368)

@@ -136,7 +136,13 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		}
 		o.charge = page.charge // the channel keeps it, whatever becomes of its handle
 	}
-	return g.planObject(c, o)
+	made := g.planObject(c, o)
+	commit := made.commit
+	made.commit = func() {
+		commit()
+		g.noteChannelID(c.allocClient(), rm.U32(c.call.Outer, rm.AllocObject))
+	}
+	return made
 }
 
 // engineType is the engine that a new channel group or channel is for; 0 where it is said elsewhere.

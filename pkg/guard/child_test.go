@@ -328,6 +328,10 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg, channel), err
 	},
+	// schedule CLIENT GROUP: lets its channels run
+	"schedule": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
+	},
 	// token CLIENT CHANNEL: has the driver write to the channel's notifier
 	"token": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]

@@ -39,7 +39,7 @@
 //	                   osevents.go
 //	RM clients         rootalloc.go (the call that runs in the task), rootfate.go (what became of it), whereabouts.go (of its thread),
 //	                   rootsettled.go (whether somebody else made its client),
-//	                   unseen.go, audit.go (the driver's account), guardclient.go (the guard's own)
+//	                   unseen.go, wholeclient.go (channels that nobody has seen made), audit.go (the driver's account), guardclient.go (the guard's own)
 //	another program    upgrade.go (cgpu upgrade), park.go (how all comes to rest), snapshot.go, restore.go (the state)
 //	another guard      books.go (what is written down), flight.go (calls under way), keep.go (the keeper), revive.go (a guard of the books),
 //	                   rise.go, takeback.go (what was under way)
@@ -66,6 +66,7 @@
 //	UserPages.viewing, Scheduler.Lock, gpuScheduler.mu
 //	                   pkg/gpusched's: pages of channels; who stops channels or lets them run. With them held it asks for the container,
 //	                   and only tries for client.calls (tryLockCalls)
+//	Guard.rootGate     no root alloc is let through while it is held for reading: memory is freed, channels are let run
 //	Guard.windowsMu    windows that are over are looked at
 //	hostPool.mu        host memory that is charged in large pieces
 //	openRights.mu      an object of a client is opened, or closed again

@@ -57,7 +57,15 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 }
 
 // planSchedule is the plan of a GPFIFO_SCHEDULE that need not wait.
-func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool, done func()) plan {
+func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool, unlock func()) plan {
+	g.rootGate.RLock()
+	done := func() {
+		g.rootGate.RUnlock()
+		unlock()
+	}
+	if enable && g.endsUnseenChannels(client) {
+		return plan{answer: c.status(rm.StatusInvalidState), done: done}
+	}
 	if enable && !g.ensurePreemption(c.target(), client, g.account.preemptionOf(client, handle)) {
 		return plan{answer: c.status(rm.StatusNotSupported), done: done}
 	}
@@ -65,6 +73,7 @@ func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool,
 		g.account.setScheduled(client, handle, enable)
 		if enable {
 			g.channelsStarted(c.target(), client, handle)
+			g.endsUnseenChannels(client) // a root alloc that was under way has made one meanwhile
 		}
 	}}
 }

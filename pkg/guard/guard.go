@@ -48,6 +48,7 @@ type Guard struct {
 
 	pendingRoots    atomic.Int64
 	rootsLet        atomic.Int64 // root allocs that were ever let through
+	rootGate        sync.RWMutex // held for reading where none may be let through, and taken before a file's mu
 	exportedObjects atomic.Int64 // objects in files
 	rootPatience    time.Duration
 	settledRoots    settledRoots

@@ -132,7 +132,7 @@ func keepLast(o object) int {
 func (g *Guard) planFree(c *trappedCall, handle uint32) plan {
 	client := c.locked[0].handle
 	return plan{ask: true, commit: func() { g.recordFree(c, handle) }, exec: func() unix.Errno {
-		status, e := g.keepNotifiersOver(c.target(), client, handle, func() (uint32, unix.Errno) {
+		status, e := g.freeWhole(c.target(), client, handle, func() (uint32, unix.Errno) {
 			e := g.driver.Exec(c.target(), &c.call)
 			return c.statusWord(), e
 		})

@@ -27,6 +27,7 @@ type object struct {
 	space                 uint32                 // handle of a range's address space (0: the device's) or a context DMA's memory: ends with it
 	secondCharge          *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
+	id                    uint32                 // of a channel: the driver's number for it, never given again; 0: not known
 	retained              *retained              // of a channel that a UVM address space keeps
 	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
 	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
@@ -199,7 +200,8 @@ func (a *account) dropTree(c *client, o *object) {
 }
 
 // endsWith are the handles of what an object ends with; 0: none. The driver frees a channel with its context share and its address space,
-// too; in the account it lives until it is freed itself, or found gone: it is better known too long.
+// too; in the account it lives until it is freed itself, or found gone: it is better known too long. What is made under its handle then is
+// not taken for it (object.id).
 func (o *object) endsWith() [2]uint32 { return [2]uint32{o.parent, o.space} }
 
 // isBelow reports that an object ends with another. The account is locked.

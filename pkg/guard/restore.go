@@ -216,7 +216,7 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 	o := &object{handle: v.Handle, parent: v.Parent, class: v.Class, kind: kind, countsOn: v.CountsOn, gpu: v.GPU, charge: at(r.charges,
 		v.Charge),
 		secondCharge: at(r.charges, v.SecondCharge), length: quota.Bytes(v.Length), size: quota.Bytes(v.Size), page: quota.Bytes(v.Page),
-		space: v.Space, contextShare: v.ContextShare, retained: at(r.retained, v.Retained), spilled: v.Spilled, host: v.Host,
+		space: v.Space, contextShare: v.ContextShare, id: v.ID, retained: at(r.retained, v.Retained), spilled: v.Spilled, host: v.Host,
 		madeInTask: v.MadeInTask, unbound: v.Unbound, scheduled: v.Scheduled, graphics: v.Graphics, context: v.Context, gfxp: v.GFXP,
 		preempts: v.Preempts, draws: v.Draws, userd: userd{v.UserdMemory, v.UserdOffset},
 		runlist: runlist{v.RunlistGPU, v.RunlistEngine}, engine: v.Engine,

@@ -67,21 +67,26 @@ func (g *Guard) checkRootAlloc(c *trappedCall) plan {
 		g.stats.denied.Add(1)
 		return answer(c.status(rm.StatusInsufficientPermissions))
 	}
+	g.rootGate.Lock()
 	f.mu.Lock()
-	if !f.takesClient() {
+	unlock := func() {
 		f.mu.Unlock()
+		g.rootGate.Unlock()
+	}
+	if !f.takesClient() {
+		unlock()
 		g.logOnce("root", "denied an RM client on a file on which one is being made, or that is for exports or for another file")
 		g.stats.denied.Add(1)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return plan{ask: true, done: f.mu.Unlock, through: func() {
+	return plan{ask: true, done: unlock, through: func() {
 		f.pending = p
 		f.rooted = true
 		g.books.note(f)
 		c.fd = -1 // kept until the outcome is known
 		c.root = f
+		g.pendingRoots.Add(1) // before it is counted: see wholenessOf
 		g.rootsLet.Add(1)
-		g.pendingRoots.Add(1)
 	}, commit: func() {
 		made := g.clientFound(f, rm.U32(c.call.Outer, rm.AllocObject), c.task.proc.tgid)
 		t := c.target() // now: c serves other calls by the time of an undo

@@ -487,6 +487,13 @@ const (
 	PidInfoSharedOwned = 24
 	PidInfoSharedDuped = 32
 
+	// NV2080_CTRL_FIFO_GET_CHANNEL_GROUP_UNIQUE_ID_INFO_PARAMS (0x20801123).
+	GroupChannelsClient = 0
+	GroupChannelsObject = 4 // a channel group, or a channel
+	GroupChannelsCount  = 12
+	GroupChannelsIDs    = 16 // u32 each
+	GroupChannelsMax    = 128
+
 	// GPU id lists; unused entries hold GPUIDUnused.
 	GPUIDUnused   = 0xffffffff
 	GPUIDAttach   = 0x0000ffff // NV0000_CTRL_GPU_ATTACH_ALL_PROBED_IDS, first entry of 0x215

@@ -284,7 +284,8 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 	case o.class == classDebugger:
 		return r.debugger(parent.client, params)
 	case isChannel(o.class):
-		o.channel = &channel{engineType: rm.U32(params, rm.ChannelEngineType)}
+		r.d.channels++
+		o.channel = &channel{engineType: rm.U32(params, rm.ChannelEngineType), id: r.d.channels}
 		o.channel.vaspace = parent.client.vaspace(rm.U32(params, rm.ChannelVASpace))
 		if parent.group != nil && o.channel.vaspace == nil {
 			o.channel.vaspace = parent.group.vaspace

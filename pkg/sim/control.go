@@ -46,6 +46,7 @@ var controls = map[uint32]controlRow{
 	0x2080018d: {rm.PidsTable, (*controlCall).pids},                  // GPU_GET_PIDS
 	0x2080018e: {rm.PidInfoList, (*controlCall).pidInfo},             // GPU_GET_PID_INFO
 	0x2080110b: {536, (*controlCall).disableChannels},                // FIFO_DISABLE_CHANNELS
+	0x20801123: {1552, (*controlCall).groupChannels},                 // FIFO_GET_CHANNEL_GROUP_UNIQUE_ID_INFO
 	0x20801210: {32, (*controlCall).setPreemption},                   // GR_SET_CTXSW_PREEMPTION_MODE
 	0x20801301: {16, (*controlCall).fbInfo},                          // FB_GET_INFO
 	0x20801303: {rm.FBInfoList, (*controlCall).fbInfoV2},             // FB_GET_INFO_V2

@@ -3,6 +3,8 @@
 package sim
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -168,5 +170,25 @@ func (c *controlCall) disableChannels() uint32 {
 		}
 		repause(ch.group)
 	}
+	return rm.StatusOK
+}
+
+// groupChannels tells the numbers of a group's channels, or that of a channel, whoever's they are.
+func (c *controlCall) groupChannels() uint32 {
+	var o *object
+	if cl := c.d.clients[rm.U32(c.p, rm.GroupChannelsClient)]; cl != nil {
+		o = cl.objects[rm.U32(c.p, rm.GroupChannelsObject)]
+	}
+	if o == nil || o.group == nil && o.channel == nil {
+		return rm.StatusObjectNotFound
+	}
+	n := 0
+	for _, x := range append(slices.Collect(maps.Values(o.children)), o) {
+		if x.channel != nil && n < rm.GroupChannelsMax {
+			rm.PutU32(c.p, rm.GroupChannelsIDs+4*n, x.channel.id)
+			n++
+		}
+	}
+	rm.PutU32(c.p, rm.GroupChannelsCount, uint32(n))
 	return rm.StatusOK
 }

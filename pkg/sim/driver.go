@@ -99,6 +99,7 @@ type Driver struct {
 	// nextAddress is where the next mapping goes.
 	nextAddress uint64
 	objects     int
+	channels    uint32 // that were ever made
 	faults      int
 	stray       int // writes of channels to memory that was free
 	sessions    uint64

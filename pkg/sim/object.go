@@ -88,6 +88,7 @@ type channel struct {
 	enabled    bool // by GPFIFO_SCHEDULE; a new one is not
 	disabled   bool // FIFO_DISABLE_CHANNELS
 	vaspace    *vaspace
+	id         uint32  // never given again
 	notifier   *memory // hObjectError, which it has no reference on; nil: none, or host memory
 }
 

@@ -206,6 +206,7 @@ type Object struct {
 	Page          uint64    `json:"page,omitempty"`
 	Space         uint32    `json:"space,omitempty"`
 	ContextShare  uint32    `json:"contextShare,omitempty"`
+	ID            uint32    `json:"id,omitempty"`
 	Retained      int       `json:"retained,omitempty"`
 	Spilled       bool      `json:"spilled,omitempty"`
 	Host          bool      `json:"host,omitempty"`
