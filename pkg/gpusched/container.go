@@ -40,6 +40,7 @@ type Client interface {
 type Group struct {
 	Client Client
 	Handle uint32
+	Of     any // what it is a handle of: the same for all handles of a group
 }
 
 // Channel is a channel.

@@ -66,8 +66,8 @@ func (a *account) chargeGFXP(clientHandle, handle uint32, gpu int, size quota.By
 		return false
 	}
 	o := c.objects[handle]
-	if o.gfxp = true; o.charge == nil {
-		o.charge = &charge{gpu: gpu, handles: 1}
+	if o.group.gfxp = true; o.charge == nil {
+		o.chargeAll(&charge{gpu: gpu})
 	}
 	o.charge.size += size
 	return true

@@ -98,9 +98,12 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG {
-		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
-		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
+	if x.kind == rm.ClassChannel {
+		// Under a second name it could be scheduled unseen. The driver makes none, either.
+		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel"))
+	}
+	if x.group != nil && g.account.gpuOf(src, object) != g.account.gpuOf(dst, rm.U32(o, rm.DupParent)) {
+		return answer(c.denyOtherGPU())
 	}
 	if g.isUnseen(c.target(), src, object) {
 		return answer(c.denyUnseen())

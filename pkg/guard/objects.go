@@ -27,11 +27,8 @@ type object struct {
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
 	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
-	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
-	graphics              bool                   // a channel group on the graphics engine
-	context               bool                   // a channel group that has a context there: an object of the engine was made below it
-	gfxp                  bool                   // and the buffers of graphics preemption, which are charged
-	preempts              bool                   // and a context that is switched in the middle of a kernel; see preemption.go
+	scheduled             bool                   // a channel that was let run (GPFIFO_SCHEDULE)
+	group                 *channelGroup          // of a channel group: what it is a handle of, see groups.go
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
@@ -97,9 +94,7 @@ func (a *account) insertObject(c *client, o *object) {
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
 	}
-	if o.graphics {
-		c.groups[o.handle] = o
-	}
+	c.noteGroup(o)
 }
 
 // accountsOf lists the accounts of the GPUs that an object counts on.
@@ -147,8 +142,9 @@ func (a *account) dupObject(client, parent, handle uint32, of object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.clients[client]; c != nil {
-		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge,
-			gpu: of.gpu, spilled: of.spilled, host: of.host, size: of.size, madeInTask: of.madeInTask, secondCharge: of.secondCharge})
+		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.chargeNow(),
+			gpu: of.gpu, spilled: of.spilled, host: of.host, size: of.size, madeInTask: of.madeInTask, secondCharge: of.secondCharge,
+			engine: of.engine, group: of.group})
 	}
 }
 
@@ -234,7 +230,7 @@ func (a *account) dropObject(c *client, o *object) {
 		c.noteNotifiers(o, false)
 	}
 	delete(c.objects, o.handle)
-	delete(c.groups, o.handle)
+	o.forgetGroup(c)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
 	delete(c.policies, o.handle)
@@ -306,7 +302,7 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 	if o == nil || o.charge != nil {
 		return false
 	}
-	o.charge = &charge{gpu: gpu, size: size, handles: 1}
+	o.chargeAll(&charge{gpu: gpu, size: size})
 	return true
 }
 

@@ -35,23 +35,20 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
-	if c == nil {
-		return preemption{}
-	}
-	o := c.objects[handle]
+	o := c.object(handle)
 	if o != nil && o.kind == rm.ClassChannel {
 		o = c.objects[o.parent]
 	}
-	if o == nil || o.kind != rm.ClassTSG && o.class != classChannelGroup {
+	if o == nil || o.group == nil {
 		return preemption{}
 	}
 	gpu := c.gpuOf(o)
 	if gpu == noGPU || a.gpus[gpu].native {
 		return preemption{}
 	}
-	p = preemption{group: o, context: o.context, preempts: o.preempts, runs: o.scheduled}
-	for _, ch := range c.channels {
-		p.runs = p.runs || ch.parent == o.handle && ch.scheduled
+	p = preemption{group: o, context: o.group.context, preempts: o.group.preempts, runs: o.group.scheduled}
+	for _, ch := range o.group.channels() {
+		p.runs = p.runs || objectOf(ch).scheduled
 	}
 	for h, x := range c.subdevices {
 		if c.gpuOf(x) == gpu {
@@ -63,8 +60,8 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 }
 
 // setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels.
-func (a *account) setContext(o *object)  { a.setFlag(&o.context) }
-func (a *account) setPreempts(o *object) { a.setFlag(&o.preempts) }
+func (a *account) setContext(o *object)  { a.setFlag(&o.group.context) }
+func (a *account) setPreempts(o *object) { a.setFlag(&o.group.preempts) }
 
 func (a *account) setFlag(flag *bool) {
 	a.mu.Lock()
@@ -75,8 +72,12 @@ func (a *account) setFlag(flag *bool) {
 // engineObjectGone forgets the mode: the context may have gone with the object, and the next object would make another. The account is
 // locked.
 func (c *client) engineObjectGone(o *object) {
-	if channel := c.objects[o.parent]; channel != nil && c.objects[channel.parent] != nil {
-		c.objects[channel.parent].preempts = false
+	channel := c.objects[o.parent]
+	if channel == nil {
+		return
+	}
+	if group := c.objects[channel.parent]; group != nil && group.group != nil {
+		group.group.preempts = false
 	}
 }
 
@@ -176,7 +177,7 @@ func (a *account) notPreempting() (list []groupRef) {
 			continue
 		}
 		for h, o := range c.objects {
-			if (o.kind == rm.ClassTSG || o.class == classChannelGroup) && !o.preempts {
+			if o.group != nil && !o.group.preempts {
 				list = append(list, groupRef{c, h})
 			}
 		}
@@ -271,7 +272,7 @@ func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 	if !ok || o.kind != rm.ClassTSG || rm.U32(c.params, rm.PreemptGFXP) != rm.PreemptModeGFXP {
 		return answer(c.deny(rm.StatusNotSupported, "gfxp", "denied a graphics preemption mode"))
 	}
-	if o.gfxp {
+	if o.group.gfxp {
 		return p
 	}
 	sum, ok := rm.GFXPMemory(g.bufferSizes(gpu))

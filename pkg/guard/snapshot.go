@@ -56,6 +56,7 @@ type snapshotter struct {
 	charges  places[*charge]
 	clients  places[*client]
 	objects  places[*object]
+	groups   places[*channelGroup]
 	windows  places[*window]
 	retained places[*retained]
 	files    places[*file]
@@ -181,9 +182,12 @@ func (s *snapshotter) object(c *client, o *object) error {
 		GPU:    o.gpu,
 		Charge: s.charges.of(o.charge), SecondCharge: s.charges.of(o.secondCharge), Length: uint64(o.length), Size: uint64(o.size),
 		Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, Retained: s.retained.of(o.retained),
-		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
-		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
+		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
 		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
+	if x := o.group; x != nil {
+		v.Scheduled, v.Graphics, v.Context, v.GFXP, v.Preempts = x.scheduled, x.graphics, x.context, x.gfxp, x.preempts
+		v.Group = s.groups.of(x)
+	}
 	if o.streams != nil {
 		v.Streams = &handover.Streams{Asked: o.streams.asked, Given: o.streams.given}
 	}

@@ -144,13 +144,13 @@ func (r *request) dup() uint32 {
 		return rm.StatusInsufficientPermissions
 	}
 	switch from.class {
-	case classRootClient, classDevice, classSubdevice, classGroup, classContextDMA:
-		return rm.StatusInvalidArgument // NVIDIA's copies groups (internals/mps.md), but no guard lets that through
+	case classRootClient, classDevice, classSubdevice, classContextDMA:
+		return rm.StatusInvalidArgument
 	}
 	if isEngineObject(from.class) {
 		return rm.StatusInvalidArgument // nor what sits on a channel
 	}
-	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel,
+	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel, group: from.group,
 		vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
 		if m != nil {

@@ -253,6 +253,7 @@ func (s *State) checkObjects(c *checker, gpus int) {
 		c.ref("charge", o.Charge, len(a.Charges))
 		c.ref("charge", o.SecondCharge, len(a.Charges))
 		c.ref("channel that is kept", o.Retained, len(a.Retained))
+		c.ref("channel group", o.Group, len(a.Objects))
 		for _, m := range o.Notifies {
 			c.that(m > 0, "object 0")
 			c.ref("object", m, len(a.Objects))
