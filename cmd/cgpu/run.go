@@ -49,6 +49,8 @@ func runCommand() *cli.Command {
 				DefaultText: "the node chooses"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` for cgpu smi and cgpu set", DefaultText: "the command's"},
 			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
+			&cli.StringFlag{Name: "domain", Usage: "trust domain `NAME` that it computes side by side in, through its MPS server"},
+			&cli.StringFlag{Name: "domain-server", Usage: "trust domain `NAME` whose MPS server the command is"},
 			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},
 		},
 		Action: func(c *cli.Context) error {
@@ -88,6 +90,8 @@ var runFlags = []struct{ flag, variable, remedy string }{
 	{"weight", "ALIYUN_COM_GPU_SCHD_WEIGHT", ""},
 	{"percent", "ALIYUN_COM_GPU_CORE_PERCENTAGE", ""},
 	{"spill", "CGPU_MEM_SPILL", ""},
+	{"domain", "CGPU_DOMAIN", ""},
+	{"domain-server", "CGPU_DOMAIN", ""},
 }
 
 // runQuota reads the flags.
@@ -113,6 +117,9 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	if req.Priority != nil {
 		q.Priority = *req.Priority
 	}
+	if err := runDomain(c, q); err != nil {
+		return nil, err
+	}
 	switch gpu := c.String("gpu"); {
 	case gpu == "all":
 		q.Visible.All = true
@@ -130,6 +137,23 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 		}
 	}
 	return q, nil
+}
+
+// runDomain reads the flags of a trust domain.
+func runDomain(c *cli.Context, q *quota.Quota) error {
+	if c.IsSet("domain") && c.IsSet("domain-server") {
+		return errors.New("--domain and --domain-server: want one of them: the server is the domain's, not a member")
+	}
+	for _, flag := range []string{"domain", "domain-server"} {
+		if !c.IsSet(flag) {
+			continue
+		}
+		q.Domain, q.DomainServer = c.String(flag), flag == "domain-server"
+		if reason := quota.CheckDomain(q.Domain); reason != "" {
+			return fmt.Errorf("--%s %q: %s", flag, q.Domain, reason)
+		}
+	}
+	return nil
 }
 
 // runRefused names flags where a refusal is about variables, which nobody has set here.

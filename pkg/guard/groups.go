@@ -18,6 +18,7 @@ type channelGroup struct {
 	gfxp      bool // and the buffers of graphics preemption, which are charged
 	preempts  bool // and a context that is switched in the middle of a kernel; see preemption.go
 	scheduled bool // it was let run as a whole
+	lent      bool // it is the domain's MPS server's, see lend.go
 }
 
 // noteGroup notes that an object is a handle of a channel group, if it is.
@@ -113,7 +114,7 @@ func (a *account) groupsOn(gpu int) []gpusched.Group {
 	var list []gpusched.Group
 	for _, c := range a.clients {
 		for h, o := range c.groups {
-			if c.gpuOf(o) == gpu {
+			if c.gpuOf(o) == gpu && !o.group.lent {
 				list = append(list, gpusched.Group{Client: c, Handle: h, Of: o.group})
 			}
 		}

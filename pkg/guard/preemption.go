@@ -76,7 +76,7 @@ func (c *client) engineObjectGone(o *object) {
 	if channel == nil {
 		return
 	}
-	if group := c.objects[channel.parent]; group != nil && group.group != nil {
+	if group := c.objects[channel.parent]; group != nil && group.group != nil && !group.group.lent {
 		group.group.preempts = false
 	}
 }
