@@ -28,6 +28,9 @@ func (a *Ask) join(request *ledger.Request, table *device.Table) error {
 		return q.RefuseDomain("is not for pods yet: a pod's author could name another namespace's domain", "leave it out")
 	case gpus != 1 || len(r.Native) > 0:
 		return q.RefuseDomain("a domain's MPS server is for one GPU, and the container has others", "ask for a slice of one GPU")
+	case !q.DomainServer && (q.Percent != 0 || q.Weight > 1):
+		return q.RefuseDomain("the share of the GPU's time is the domain's as a whole, and its MPS server has it",
+			"set weight and percentage of cgpu run --domain-server, and leave them out here")
 	case q.Priority != quota.PriorityDefault:
 		return q.RefuseDomain("a domain has no priority", "leave the priority out")
 	}

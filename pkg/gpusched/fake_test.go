@@ -324,6 +324,7 @@ func (c *fakeContainer) Gone(ch Channel) {
 	c.freed = append(c.freed, ch.Object.(fakeName))
 }
 
+func (c *fakeContainer) Guests() []int                 { return nil }
 func (c *fakeContainer) Owners() map[int]bool          { return map[int]bool{os.Getpid(): true} }
 func (c *fakeContainer) RM() (*rmclient.Client, error) { return c.own, nil }
 

@@ -218,6 +218,7 @@ func (x *gpuScheduler) part(groups []Group) peerpage.Guard {
 	for _, r := range groups {
 		g.PIDs = append(g.PIDs, r.Client.PID())
 	}
+	g.PIDs = append(g.PIDs, x.s.Container.Guests()...)
 	slices.Sort(g.PIDs)
 	if g.PIDs = slices.Compact(g.PIDs); len(g.PIDs) > peerpage.MaxPIDs {
 		x.s.LogOnce("pids", "more processes have contexts than the arbiter can be told of; what the others do is nobody's",

@@ -191,5 +191,11 @@ func (a *account) isGroup(client, handle uint32) bool {
 	return ok && o.group != nil
 }
 
+// isLent reports a handle of the channel group that the domain's MPS server has lent.
+func (a *account) isLent(client, handle uint32) bool {
+	o, ok := a.lookup(client, handle)
+	return ok && o.group != nil && o.group.lent
+}
+
 // classChannelGroup is KEPLER_CHANNEL_GROUP_A.
 const classChannelGroup = 0xa06c

@@ -139,7 +139,8 @@ func (g *Guard) applyLedger(records []ledger.Record, cards map[string]sched.Card
 	}
 }
 
-// plans are those of the container's vGPUs, by GPU.
+// plans are those of the container's vGPUs, by GPU. A member of a trust domain has that of the domain's server, so that all of the domain is
+// off at the same times.
 func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[string]sched.Card) map[string]sched.Plan {
 	cardOf := func(uuid string) sched.Card {
 		if card, ok := cards[uuid]; ok {
@@ -149,7 +150,14 @@ func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[stri
 	}
 	var claims []sched.Claim
 	shares := map[string][]sched.Share{}
+	paused := own.Paused
 	for _, r := range records {
+		if r.Domain != "" && !r.DomainServer {
+			continue // its domain's server has the time of all members
+		}
+		if len(own.VGPUs) > 0 && r.Serves(own.Domain, own.VGPUs[0].UUID) {
+			own = r
+		}
 		claim := sched.Claim{ID: r.Nonce, Caps: map[string]sched.Permille{}}
 		for _, v := range r.VGPUs {
 			shares[v.UUID] = append(shares[v.UUID], v.Share)
@@ -159,11 +167,11 @@ func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[stri
 		}
 		claims = append(claims, claim)
 	}
-	slots := gpusched.TimingOf(g.cfg).Layout(claims)[g.cfg.Nonce]
+	slots := gpusched.TimingOf(g.cfg).Layout(claims)[own.Nonce]
 	plans := map[string]sched.Plan{}
 	for _, v := range own.VGPUs {
 		card := cardOf(v.UUID)
-		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share, Suspended: own.Paused}
+		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share, Suspended: paused || own.Paused}
 		if capped, ok := card.Cap(p.Share); ok {
 			p.Cap, p.Slot = capped, slots[v.UUID]
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/guard/api"
@@ -68,10 +69,16 @@ func (g *Guard) planBorrowed(c *trappedCall, dst uint32, gpu int, lent api.Lent)
 	if !g.roomForObject(o.kind, gpu) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return g.planCharged(c, dst, cost{gpu: gpu, size: o.size}, func() (object, quota.Bytes) {
+	p := g.planCharged(c, dst, cost{gpu: gpu, size: o.size}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.DupObject)
 		return o, o.size
 	})
+	commit := p.commit
+	p.commit = func() {
+		commit()
+		g.gpuTime.Made(gpu) // from now on its channels follow the domain's plan
+	}
+	return p
 }
 
 // domainServer finds the record of the domain's MPS server on a GPU.
@@ -122,12 +129,50 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 		return errors.New("the client's file is not found")
 	}
 	defer t.Done()
+	g.guests.add(l.PID)
 	lent.answer.UUID = g.cfg.GPUs[lent.gpu].UUID
 	s, e := g.whileShared(t, l.Client, []openRight{{l.Object, accessDup}}, func() { f(lent.answer) })
 	if e != 0 || s != rm.StatusOK {
 		return fmt.Errorf("the driver does not open it: %s, errno %d", rm.StatusName(s), e)
 	}
 	return nil
+}
+
+// guests are the processes that have been lent something, by which switch records may name the group. Each has its start time.
+type guests struct {
+	mu   sync.Mutex
+	list map[int]uint64
+}
+
+// maxGuests is more than an MPS server takes.
+const maxGuests = 128
+
+func (x *guests) add(pid int) {
+	start, err := ledger.ProcStart(pid)
+	if err != nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.list == nil {
+		x.list = map[int]uint64{}
+	}
+	if len(x.list) < maxGuests {
+		x.list[pid] = start
+	}
+}
+
+func (x *guests) living() (pids []int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for pid, start := range x.list {
+		if s, err := ledger.ProcStart(pid); err != nil || s != start {
+			delete(x.list, pid)
+			continue
+		}
+		pids = append(pids, pid)
+	}
+	return pids
 }
 
 type lendable struct {
