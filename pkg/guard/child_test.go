@@ -321,6 +321,10 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"schedule": func(s *childState, a []int) (string, error) {
 		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
 	},
+	// schedulechannel CLIENT CHANNEL
+	"schedulechannel": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), scheduleChannel, []byte{1, 0, 0})
+	},
 	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC
 	// (2)
 	"notifier": func(s *childState, a []int) (string, error) {
