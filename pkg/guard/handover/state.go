@@ -207,6 +207,7 @@ type Object struct {
 	Context       bool      `json:"context,omitempty"`
 	GFXP          bool      `json:"gfxp,omitempty"`
 	Preempts      bool      `json:"preempts,omitempty"`
+	Shared        bool      `json:"shared,omitempty"`
 	Group         int       `json:"group,omitempty"` // of a channel group: which; 0, as before it had a number: one of its own
 	UserdMemory   uint32    `json:"userdMemory,omitempty"`
 	UserdOffset   uint64    `json:"userdOffset,omitempty"`
