@@ -115,6 +115,9 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !g.roomForObject(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
+	if x.group != nil && !g.payShared(src, x) {
+		return answer(c.status(rm.StatusNoMemory))
+	}
 	p := plan{ask: true, commit: func() {
 		h := rm.U32(o, rm.DupObject)
 		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, x)

@@ -16,6 +16,7 @@ type channelGroup struct {
 	graphics  bool // it is on the graphics engine
 	context   bool // it has a context there: an object of the engine was made below it
 	gfxp      bool // and the buffers of graphics preemption, which are charged
+	shared    bool // and what it takes for several clients, which is charged too
 	preempts  bool // and a context that is switched in the middle of a kernel; see preemption.go
 	scheduled bool // it was let run as a whole
 	lent      bool // it is the domain's MPS server's, see lend.go

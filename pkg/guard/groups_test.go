@@ -25,7 +25,7 @@ func TestGroupOfSeveral(t *testing.T) {
 	c.do("engine", first, c.do("channel", first, h1)[0])
 	c.do("engine", second, c.do("channel", second, h2)[0])
 	c.do("schedule", first, h1)
-	r.agree(sim.DefaultContextCost)
+	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
 	if n := r.guard.gpuTime.Status(0).TSGs; n != 1 {
 		t.Errorf("%d groups", n)
 	}
@@ -33,15 +33,20 @@ func TestGroupOfSeveral(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.do("close", server)
-	r.agree(sim.DefaultContextCost)
+	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
 	c.do("free", first, h1)
-	r.agree(sim.DefaultContextCost)
+	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
 	third := c.do("open")[0]
 	h3 := c.do("dup", third, second, h2)[0]
 	c.do("close", second)
-	r.agree(sim.DefaultContextCost)
+	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
 	c.do("free", third, h3)
 	r.agree(0)
+	fourth := c.do("open")[0]
+	c.do("alloc", fourth, 900*mib)
+	group = c.do("context", fourth)[0]
+	c.refused("NV_ERR_NO_MEMORY", "dup", third, fourth, group) // a context fits, that does not
+	r.agree(900*quota.MiB + sim.DefaultContextCost)
 	c.kill()
 	r.empty()
 }

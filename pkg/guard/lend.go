@@ -62,7 +62,7 @@ func (g *Guard) planBorrowed(c *trappedCall, dst uint32, gpu int, lent api.Lent)
 	}
 	o := object{parent: rm.U32(c.call.Outer, rm.DupParent), class: lent.Class, gpu: noGPU, engine: lent.Engine}
 	if lent.Class == classChannelGroup {
-		o.kind, o.group = rm.ClassTSG, &channelGroup{graphics: true, context: true, preempts: true, lent: true}
+		o.kind, o.group = rm.ClassTSG, &channelGroup{graphics: true, context: true, preempts: true, shared: true, lent: true}
 	} else {
 		o.kind, o.size, o.length, o.page = rm.ClassVidmem, lent.Size, lent.Length, lent.Page
 	}
@@ -129,6 +129,9 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 		return errors.New("the client's file is not found")
 	}
 	defer t.Done()
+	if lent.group != nil && !g.payShared(l.Client, *lent.group) {
+		return errors.New("what the group takes for several clients does not fit into the server's memory limit")
+	}
 	g.guests.add(l.PID)
 	lent.answer.UUID = g.cfg.GPUs[lent.gpu].UUID
 	s, e := g.whileShared(t, l.Client, []openRight{{l.Object, accessDup}}, func() { f(lent.answer) })
@@ -177,6 +180,7 @@ func (x *guests) living() (pids []int) {
 
 type lendable struct {
 	gpu    int
+	group  *object // nil: it is memory
 	answer api.Lent
 }
 
@@ -198,6 +202,8 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 	case (p.all|p.user)&accessDup == 0:
 		return l, errors.New("the server has not opened it")
 	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts:
+		group := *o
+		l.group = &group
 		return l, nil
 	case isMemory:
 		l.answer.Class, l.answer.Size, l.answer.Length, l.answer.Page = classVidmem, o.charge.size, o.charge.length, o.charge.page

@@ -74,7 +74,7 @@ func TestDomain(t *testing.T) {
 	channel := c.do("channel", own, group)[0]
 	c.do("engine", own, channel)
 	m.uses(2 * quota.MiB)
-	r.uses(sim.DefaultContextCost + 2*quota.MiB)
+	r.uses(sim.DefaultContextCost + sim.SharedContextCost + 2*quota.MiB)
 	c.do("schedulechannel", own, channel)
 	if n := r.guard.gpuTime.Status(0).TSGs; n != 1 || m.guard.gpuTime.Status(0).TSGs != 0 {
 		t.Errorf("groups: %d of the server's, %d of the member's", n, m.guard.gpuTime.Status(0).TSGs)

@@ -63,6 +63,12 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 func (a *account) setContext(o *object)  { a.setFlag(&o.group.context) }
 func (a *account) setPreempts(o *object) { a.setFlag(&o.group.preempts) }
 
+func (a *account) isSet(flag *bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return *flag
+}
+
 func (a *account) setFlag(flag *bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -272,7 +278,7 @@ func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 	if !ok || o.kind != rm.ClassTSG || rm.U32(c.params, rm.PreemptGFXP) != rm.PreemptModeGFXP {
 		return answer(c.deny(rm.StatusNotSupported, "gfxp", "denied a graphics preemption mode"))
 	}
-	if o.group.gfxp {
+	if g.account.isSet(&o.group.gfxp) {
 		return p
 	}
 	sum, ok := rm.GFXPMemory(g.bufferSizes(gpu))
@@ -287,7 +293,7 @@ func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 	commit := p.commit
 	p.commit = func() {
 		commit()
-		if !g.account.chargeGFXP(client, o.handle, gpu, want.size) {
+		if !g.account.chargeGroup(client, o.handle, want, &o.group.gfxp) {
 			g.account.unreserve(want)
 		}
 	}

@@ -212,7 +212,8 @@ func (r *restorer) group(v *handover.Object) *channelGroup {
 	if x := r.groups[v.Group]; x != nil && v.Group != 0 {
 		return x
 	}
-	x := &channelGroup{graphics: v.Graphics, context: v.Context, gfxp: v.GFXP, preempts: v.Preempts, scheduled: v.Scheduled, lent: v.Lent}
+	x := &channelGroup{graphics: v.Graphics, context: v.Context, gfxp: v.GFXP, shared: v.Shared, preempts: v.Preempts,
+		scheduled: v.Scheduled, lent: v.Lent}
 	r.groups[v.Group] = x
 	return x
 }

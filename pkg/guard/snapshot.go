@@ -185,7 +185,8 @@ func (s *snapshotter) object(c *client, o *object) error {
 		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
 		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
 	if x := o.group; x != nil {
-		v.Scheduled, v.Graphics, v.Context, v.GFXP, v.Preempts, v.Lent = x.scheduled, x.graphics, x.context, x.gfxp, x.preempts, x.lent
+		v.Scheduled, v.Graphics, v.Context, v.GFXP, v.Preempts = x.scheduled, x.graphics, x.context, x.gfxp, x.preempts
+		v.Shared, v.Lent = x.shared, x.lent
 		v.Group = s.groups.of(x)
 	}
 	if o.streams != nil {

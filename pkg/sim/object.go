@@ -73,6 +73,7 @@ type group struct {
 	timesliceUs uint64
 	context     *memory // hidden memory; nil: it has none
 	gfxp        *memory // that of graphics preemption
+	others      *memory // that of its second client and all others
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
 	vaspace     *vaspace     // of its channels that name none
@@ -174,6 +175,9 @@ func (d *Driver) freeObject(o *object) {
 	}
 	if last && o.group.gfxp != nil {
 		d.unref(o.group.gfxp)
+	}
+	if last && o.group.others != nil {
+		d.unref(o.group.others)
 	}
 	if o.tables != nil {
 		d.unref(o.tables)

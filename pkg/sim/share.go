@@ -5,6 +5,7 @@ package sim
 import (
 	"slices"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -150,6 +151,11 @@ func (r *request) dup() uint32 {
 	if isEngineObject(from.class) {
 		return rm.StatusInvalidArgument // nor what sits on a channel
 	}
+	if from.group != nil {
+		if st := from.group.takeOthers(from.gpu); st != rm.StatusOK {
+			return st
+		}
+	}
 	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel, group: from.group,
 		vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
@@ -158,4 +164,18 @@ func (r *request) dup() uint32 {
 		}
 	}
 	return r.finish(c, parent, o, rm.DupObject)
+}
+
+// SharedContextCost is what a channel group takes for a second client, once.
+const SharedContextCost = 128 * quota.MiB
+
+func (g *group) takeOthers(of *gpu) uint32 {
+	if g.others != nil {
+		return rm.StatusOK
+	}
+	if !of.reserveHidden(SharedContextCost) {
+		return rm.StatusNoMemory
+	}
+	g.others = &memory{gpu: of, size: SharedContextCost, refs: 1, hidden: true}
+	return rm.StatusOK
 }

@@ -21,6 +21,7 @@ show() { # show TITLE FILE [LINES]
 	say "--- $1 (at $SECONDS s)"
 	tail -n "${3:-14}" "$2" | cut -c 1-200 | sed 's/^/        /' | tee -a "$summary"
 }
+card() { say "card: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader | head -n 1) $1"; }
 within() {
 	local end=$((SECONDS + $1))
 	shift
@@ -87,13 +88,22 @@ export CGPU_RUN_DIR=$dir/run CGPU_CONFIG=$dir/cgpu.toml
 
 member nobody 2GiB "$dir/mps" context >"$dir/none" 2>&1
 show 'a member before there is a server: refused' "$dir/none" 3
+card 'before a server'
 serve a || exit 1
+card 'with a server'
 member a 4GiB "$dir/mps" context limit malloc:64 fill:256 fill:2 managed:64 host:64 launch:100 free >"$dir/a1" 2>&1
 show 'a member of 4 GiB, with the limiter' "$dir/a1"
-member a 2GiB "$dir/mps" context fill:2 loop:4 >"$dir/a2" 2>&1 &
-member a 3GiB "$dir/mps" context fill:2 loop:4 >"$dir/a3" 2>&1 &
+sleep 0.5
+card 'when its first member has ended'
+cgpu smi >"$dir/smi" 2>&1
+show 'cgpu smi then' "$dir/smi" 6
+member a 2GiB "$dir/mps" context loop:6 >"$dir/a2" 2>&1 &
+sleep 2.5
+card 'with one member'
+member a 3GiB "$dir/mps" context loop:4 >"$dir/a3" 2>&1 &
 run --memory 4GiB -- "$dir/mps" context fill:2 loop:4 >"$dir/s1" 2>&1 &
-sleep 3
+sleep 2.5
+card 'with two members and a stranger'
 cgpu smi >"$dir/smi" 2>&1
 show 'cgpu smi meanwhile' "$dir/smi" 12
 nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv,noheader >"$dir/apps" 2>&1

@@ -207,7 +207,8 @@ type Object struct {
 	Context       bool      `json:"context,omitempty"`
 	GFXP          bool      `json:"gfxp,omitempty"`
 	Preempts      bool      `json:"preempts,omitempty"`
-	Lent          bool      `json:"lent,omitempty"`  // a channel group
+	Shared        bool      `json:"shared,omitempty"`
+	Lent          bool      `json:"lent,omitempty"`
 	Group         int       `json:"group,omitempty"` // of a channel group: which; 0, as before it had a number: one of its own
 	UserdMemory   uint32    `json:"userdMemory,omitempty"`
 	UserdOffset   uint64    `json:"userdOffset,omitempty"`
