@@ -158,7 +158,7 @@ func runDomain(c *cli.Context, q *quota.Quota) error {
 
 // runRefused names flags where a refusal is about variables, which nobody has set here.
 func runRefused(c *cli.Context, err error) error {
-	if r, ok := errors.AsType[*ledger.Refusal](err); ok && !r.Time && !r.Spill {
+	if r, ok := errors.AsType[*ledger.Refusal](err); ok && !r.Time && !r.Spill && !r.Domain {
 		where := ""
 		if r.GPU.UUID != "" {
 			where = r.GPU.String() + ": "

@@ -139,8 +139,7 @@ func (g *Guard) applyLedger(records []ledger.Record, cards map[string]sched.Card
 	}
 }
 
-// plans are those of the container's vGPUs, by GPU. A member of a trust domain has that of the domain's server, so that all of the domain is
-// off at the same times.
+// plans are those of the container's vGPUs, by GPU. A member of a trust domain is off when the domain's server is, which has the domain's cap.
 func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[string]sched.Card) map[string]sched.Plan {
 	cardOf := func(uuid string) sched.Card {
 		if card, ok := cards[uuid]; ok {
@@ -150,30 +149,23 @@ func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[stri
 	}
 	var claims []sched.Claim
 	shares := map[string][]sched.Share{}
-	paused := own.Paused
 	for _, r := range records {
-		if r.Domain != "" && !r.DomainServer {
-			continue // its domain's server has the time of all members
-		}
-		if len(own.VGPUs) > 0 && r.Serves(own.Domain, own.VGPUs[0].UUID) {
-			own = r
-		}
 		claim := sched.Claim{ID: r.Nonce, Caps: map[string]sched.Permille{}}
 		for _, v := range r.VGPUs {
 			shares[v.UUID] = append(shares[v.UUID], v.Share)
-			if p, capped := cardOf(v.UUID).Cap(v.Share); capped {
+			if p, capped := cardOf(v.UUID).Cap(v.Share); capped && !r.IsMember() {
 				claim.Caps[v.UUID] = p
 			}
 		}
 		claims = append(claims, claim)
 	}
-	slots := gpusched.TimingOf(g.cfg).Layout(claims)[own.Nonce]
+	slots := gpusched.TimingOf(g.cfg).Layout(claims)
 	plans := map[string]sched.Plan{}
 	for _, v := range own.VGPUs {
-		card := cardOf(v.UUID)
-		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share, Suspended: paused || own.Paused}
-		if capped, ok := card.Cap(p.Share); ok {
-			p.Cap, p.Slot = capped, slots[v.UUID]
+		card, domain := cardOf(v.UUID), own.Leader(records, v.UUID)
+		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share, Suspended: own.Paused || domain.Paused}
+		if capped, ok := card.Cap(domain.Share(v.UUID)); ok {
+			p.Cap, p.Slot = capped, slots[domain.Nonce][v.UUID]
 		}
 		plans[v.UUID] = p
 	}

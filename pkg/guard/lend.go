@@ -133,6 +133,7 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 		return errors.New("what the group takes for several clients does not fit into the server's memory limit")
 	}
 	g.guests.add(l.PID)
+	g.gpuTime.Made(lent.gpu) // it tells the arbiter of the guest
 	lent.answer.UUID = g.cfg.GPUs[lent.gpu].UUID
 	s, e := g.whileShared(t, l.Client, []openRight{{l.Object, accessDup}}, func() { f(lent.answer) })
 	if e != 0 || s != rm.StatusOK {

@@ -63,6 +63,7 @@ type Refusal struct {
 	Time        bool        // it is the GPU's time that has no room: weight, percent or priority are at fault
 	Held        bool        // an allocation of Kubernetes is in use by as many containers as it is for
 	Memory      bool        // it is the GPU's memory that has no room: the limit is at fault
+	Domain      bool        // the trust domain is at fault
 	Spill       bool        // it is the node's spill that has no room; Asked and Free are spill then
 	Reason      string
 	Remedy      string
