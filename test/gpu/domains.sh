@@ -106,6 +106,9 @@ sleep 2.5
 card 'with two members and a stranger'
 cgpu smi >"$dir/smi" 2>&1
 show 'cgpu smi meanwhile' "$dir/smi" 12
+sleep 1.2
+cgpu smi >"$dir/smi" 2>&1
+show 'and a second later' "$dir/smi" 5
 nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv,noheader >"$dir/apps" 2>&1
 show 'nvidia-smi' "$dir/apps"
 sleep 3
@@ -170,6 +173,7 @@ in_bare() {
 	# shellcheck disable=SC2046
 	timeout 30 setpriv --reuid=$uid --regid=$uid --clear-groups -- env HOME="$dir/home" $(pipes bare) "$@"
 }
+bare python3 -c 'import torch' >/dev/null 2>&1 # from the disk once
 if (($(left) > 20)); then decoders 'time sharing' in_time; fi
 if (($(left) > 20)); then serve c && decoders 'a domain' in_domain; fi
 stop_all
