@@ -16,19 +16,22 @@ const contextRest = quota.MiB
 // others. 126 MiB of an H200, which are in no process' account and stay as long as the group (580.159.04, docs/internals/mps.md).
 const sharedContext = 128 * quota.MiB
 
-// payShared charges a group for its second client, once. False: that does not fit. Where the driver then refuses the client it stays charged.
-func (g *Guard) payShared(client uint32, o object) bool {
+// reserveShared reserves what a group takes for its second client, once: then charge has it charged to the group, or cancel gives it back.
+// False: it does not fit.
+func (g *Guard) reserveShared(client uint32, o object) (charge, cancel func(), ok bool) {
 	if g.account.isSet(&o.group.shared) {
-		return true
+		return func() {}, func() {}, true
 	}
 	want := cost{gpu: g.account.gpuOf(client, o.handle), size: sharedContext}
 	if want.gpu == noGPU || !g.reserve(want) {
-		return false
+		return nil, nil, false
 	}
-	if !g.account.chargeGroup(client, o.handle, want, &o.group.shared) {
-		g.account.unreserve(want)
-	}
-	return true
+	cancel = func() { g.account.unreserve(want) }
+	return func() {
+		if !g.account.chargeGroup(client, o.handle, want, &o.group.shared) {
+			cancel()
+		}
+	}, cancel, true
 }
 
 // contextMemory is what a channel group with a context on the graphics engine is charged: context_overhead, or what its buffers come to on

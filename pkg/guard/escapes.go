@@ -115,10 +115,15 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !g.roomForObject(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	if x.group != nil && !g.payShared(src, x) {
+	charge, cancel, ok := func() {}, func() {}, true
+	if x.group != nil {
+		charge, cancel, ok = g.reserveShared(src, x)
+	}
+	if !ok {
 		return answer(c.status(rm.StatusNoMemory))
 	}
-	p := plan{ask: true, commit: func() {
+	p := plan{ask: true, cancel: cancel, commit: func() {
+		charge()
 		h := rm.U32(o, rm.DupObject)
 		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, x)
 		c.undo = g.undoObject(c.target(), dst, h)

@@ -10,7 +10,7 @@ import (
 )
 
 // channelGroup is a channel group. It may have handles in several clients (RM_DUP_OBJECT), as under MPS, whose server makes one for all its
-// clients: each handle has channels of its own below it, and what becomes of the group is the same under all of them. The account is locked.
+// clients: each handle has channels of its own below it, and what becomes of the group is the same under all. The account is locked.
 type channelGroup struct {
 	handles   map[*object]*client
 	graphics  bool // it is on the graphics engine

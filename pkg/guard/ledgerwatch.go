@@ -139,7 +139,7 @@ func (g *Guard) applyLedger(records []ledger.Record, cards map[string]sched.Card
 	}
 }
 
-// plans are those of the container's vGPUs, by GPU. A member of a trust domain is off when the domain's server is, which has the domain's cap.
+// plans are those of the container's vGPUs, by GPU. A member of a trust domain is off when its server is, which has the domain's cap.
 func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[string]sched.Card) map[string]sched.Plan {
 	cardOf := func(uuid string) sched.Card {
 		if card, ok := cards[uuid]; ok {

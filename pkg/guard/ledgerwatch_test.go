@@ -105,7 +105,8 @@ func TestDomainPlan(t *testing.T) {
 		return ledger.Record{ID: nonce, Nonce: nonce, Domain: domain, DomainServer: server, VGPUs: []ledger.VGPU{{UUID: uuid,
 			Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: weight, Percent: percent}}}}}
 	}
-	records := []ledger.Record{record("other", "tea", true, 20, 1), record("server", "team", true, 30, 3), record("member", "team", false, 0, 1),
+	records := []ledger.Record{record("other", "tea", true, 20, 1), record("server", "team", true, 30, 3),
+		record("member", "team", false, 0, 1),
 		record("stranger", "", false, 0, 1)}
 	hard := sched.Card{Policy: sched.PolicyWeight, MaxInst: 20, PrioRatio: 99}
 	plan := func(i int) sched.Plan { return g.plans(records, records[i], map[string]sched.Card{uuid: hard})[uuid] }

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -31,7 +33,7 @@ const borrowPrice = 2 * time.Millisecond
 // borrow serves RM_DUP_OBJECT of an object of the domain's server.
 func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
 	if !g.waitToPay(c, borrowPrice) {
-		return c.status(rm.StatusInsufficientResources)
+		return fail(unix.EINTR)
 	}
 	lock, ok := g.account.lockCalls(dst, dst)
 	if !ok {
@@ -129,8 +131,12 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 		return errors.New("the client's file is not found")
 	}
 	defer t.Done()
-	if lent.group != nil && !g.payShared(l.Client, *lent.group) {
-		return errors.New("what the group takes for several clients does not fit into the server's memory limit")
+	if lent.group != nil { // it stays charged where the call fails
+		charge, _, ok := g.reserveShared(l.Client, *lent.group)
+		if !ok {
+			return errors.New("what the group takes for several clients does not fit into the server's memory limit")
+		}
+		charge()
 	}
 	g.guests.add(l.PID)
 	g.gpuTime.Made(lent.gpu) // it tells the arbiter of the guest

@@ -186,7 +186,8 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 		v.Charge),
 		secondCharge: at(r.charges, v.SecondCharge), length: quota.Bytes(v.Length), size: quota.Bytes(v.Size), page: quota.Bytes(v.Page),
 		space: v.Space, contextShare: v.ContextShare, retained: at(r.retained, v.Retained), spilled: v.Spilled, host: v.Host,
-		madeInTask: v.MadeInTask, unbound: v.Unbound, userd: userd{v.UserdMemory, v.UserdOffset}, runlist: runlist{v.RunlistGPU, v.RunlistEngine}, engine: v.Engine,
+		madeInTask: v.MadeInTask, unbound: v.Unbound, userd: userd{v.UserdMemory, v.UserdOffset},
+		runlist: runlist{v.RunlistGPU, v.RunlistEngine}, engine: v.Engine,
 		notifiers: v.Notifiers}
 	if v.Streams != nil {
 		o.streams = &streams{asked: v.Streams.Asked, given: v.Streams.Given}

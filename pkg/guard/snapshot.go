@@ -182,8 +182,9 @@ func (s *snapshotter) object(c *client, o *object) error {
 		GPU:    o.gpu,
 		Charge: s.charges.of(o.charge), SecondCharge: s.charges.of(o.secondCharge), Length: uint64(o.length), Size: uint64(o.size),
 		Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, Retained: s.retained.of(o.retained),
-		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
-		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
+		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, UserdMemory: o.userd.memory,
+		UserdOffset: o.userd.offset,
+		RunlistGPU:  o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
 	if x := o.group; x != nil {
 		v.Scheduled, v.Graphics, v.Context, v.GFXP, v.Preempts = x.scheduled, x.graphics, x.context, x.gfxp, x.preempts
 		v.Shared, v.Lent = x.shared, x.lent

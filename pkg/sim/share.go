@@ -151,28 +151,31 @@ func (r *request) dup() uint32 {
 	if isEngineObject(from.class) {
 		return rm.StatusInvalidArgument // nor what sits on a channel
 	}
-	if from.group != nil {
+	first := from.group != nil && from.group.others == nil
+	if first {
 		if st := from.group.takeOthers(from.gpu); st != rm.StatusOK {
 			return st
 		}
 	}
-	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel, group: from.group,
-		vaspace: from.vaspace, size: from.size, tables: from.tables}
+	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel,
+		group: from.group, vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
 		if m != nil {
 			m.refs++
 		}
 	}
-	return r.finish(c, parent, o, rm.DupObject)
+	st = r.finish(c, parent, o, rm.DupObject)
+	if st != rm.StatusOK && first {
+		r.d.unref(from.group.others)
+		from.group.others = nil
+	}
+	return st
 }
 
 // SharedContextCost is what a channel group takes for a second client, once.
 const SharedContextCost = 128 * quota.MiB
 
 func (g *group) takeOthers(of *gpu) uint32 {
-	if g.others != nil {
-		return rm.StatusOK
-	}
 	if !of.reserveHidden(SharedContextCost) {
 		return rm.StatusNoMemory
 	}
