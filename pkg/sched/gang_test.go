@@ -21,7 +21,6 @@ type machine struct {
 // program does the same steps on all of its GPUs.
 type program struct {
 	ranks []*rank
-	ready []int // of each collective, how many ranks are at it; the first is number base
 	steps []job
 	done  int // collectives, by all ranks
 	left  time.Duration
