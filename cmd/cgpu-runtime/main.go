@@ -76,7 +76,7 @@ func run(c call, only bool, runDir string) error {
 		var low string
 		if low, err = findRuntime(configured(runDir), c.creator()); err == nil {
 			if only && isCrun(low) != (c.grammar == likeCrun) {
-				err = errors.New("cgpu-runtime: runc and crun read these options differently, and runtimes in cgpu.toml has changed just now: try " +
+				err = errors.New("cgpu-runtime: runtimes in cgpu.toml has just changed between runc and crun: try " +
 					"again")
 			} else {
 				if c.made != "" {
@@ -109,7 +109,7 @@ func create(c *call, runDir string) (undo func(), err error) {
 		return undo, nil
 	}
 	if err != nil { // runc might be able to, a moment later, and start it without what it asks for
-		return undo, fmt.Errorf("cgpu-runtime: read %s: %w: it may ask for a GPU, so the container is not started; start it again", file.path,
+		return undo, fmt.Errorf("cgpu-runtime: read %s: %w: it may ask for a GPU: start it again", file.path,
 			err)
 	}
 	spoken := dialects(runDir, spec.MaySpeak(raw))

@@ -82,7 +82,7 @@ func (g GPU) String() string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID
 
 const remedyRoom = "stop a container (cgpu smi lists them), ask for less, or raise overcommit in cgpu.toml"
 
-const remedyAvoided = "cgpu health tells more; a container that names the GPU is started on it all the same"
+const remedyAvoided = "see cgpu health; a container that names the GPU starts on it"
 
 // validate refuses requests that no state of the ledger could admit.
 func (req *Request) validate() error {

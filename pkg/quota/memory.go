@@ -130,7 +130,7 @@ func (q *Quota) Misfit(refused *Error, on string) *Error {
 	}
 	name, value := q.source(keys...)
 	remedy, limit := refused.Remedy, refused.Value
-	if n, ok := digits(value); ok && isDigits(value) && n > 99 && q.Memory.Fixed == Bytes(n)*GiB {
+	if n, _ := digits(value); isDigits(value) && n > 99 && q.Memory.Fixed == Bytes(n)*GiB {
 		remedy, limit = "a number alone is GiB: write "+value+"MiB if that is meant", value+"GiB"
 	}
 	if _, foreign := q.from[memContainer]; foreign {

@@ -27,7 +27,7 @@ func editSeccomp(doc *Document, p Plan) error {
 	case p.PageWritable && p.Page != "" && p.Limiter != "", p.DriverLimits && !p.PageWritable:
 		return nil
 	default:
-		return errors.New("neither a guard nor the limiter nor the driver would hold this container to its quota") // a bug of the caller
+		return errors.New("nobody would hold this container to its quota") // a bug of the caller
 	}
 	metadata, err := json.Marshal(listenerMetadata{p.ID, p.Nonce})
 	if err != nil {
