@@ -66,22 +66,14 @@ func noteMemory(c *fakeCall, class, parent, handle uint32) reply {
 	return c.escape(rm.EscAllocMemory, o)
 }
 
-// TestUnseenBehindRecord: what the account knows of what a task makes itself, or of what the driver ends with something else, is no proof
-// that the handle is that. RM_ALLOC_MEMORY of pages that are not mapped is refused, and recorded; a channel ends with its address space.
+// TestUnseenBehindRecord: what the account knows of what a task makes itself is no proof that the handle is that. RM_ALLOC_MEMORY of pages
+// that are not mapped is refused, and recorded.
 func TestUnseenBehindRecord(t *testing.T) {
 	for name, record := range map[string]func(c *fakeCall){
 		"host memory that the driver has refused": func(c *fakeCall) {
 			if rep := noteMemory(c, classOSDescriptor, fakeDevice, theirs); !rep.resume {
 				t.Fatalf("%+v", rep)
 			}
-		},
-		"a channel that ended with its address space": func(c *fakeCall) {
-			c.guard.account.addObject(fakeClient, object{handle: theirs, parent: fakeDevice, class: 0xc86f, kind: rm.ClassChannel, gpu: noGPU},
-				noGPU, 0, 0)
-		},
-		"a group that ended with its address space": func(c *fakeCall) {
-			c.guard.account.addObject(fakeClient, object{handle: theirs, parent: fakeDevice, class: classChannelGroup, kind: rm.ClassTSG,
-				gpu: noGPU}, noGPU, 0, 0)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
