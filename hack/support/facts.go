@@ -28,14 +28,15 @@ var dates = map[string]string{
 	"250e6b7": "2026-11-21", "a362303": "2026-11-21", "681eb12": "2026-11-21", "98a3454": "2026-11-21", "d27edcd": "2026-11-21",
 	"5ac456e": "2026-11-21", "dafb2ef": "2026-11-21", "dfc8db9": "2026-11-22", "e399f08": "2026-11-22", "2e69c9f": "2026-11-22",
 	"ca35970": "2026-11-22", "a8559c1": "2026-11-22", "71b9b7d": "2026-11-22",
-	"3611f8c": "2026-11-23", "3fc5bca": "2026-11-23", "7e9500c": "2026-11-24", "1f434b5": "2026-11-24",
+	"3611f8c": "2026-11-23", "3fc5bca": "2026-11-23", "7e9500c": "2026-11-24", "1f434b5": "2026-11-24", "f41971b": "2026-11-28",
+	"c93be0e": "2026-11-28",
 }
 
 // together are whole machines: what was tried at the same time, on hardware.
 var together = [][]string{
 	// driver, GPU, kernel, engine, low-level runtime, orchestrator, commits, what
 	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–",
-		"ca35970 2e69c9f e399f08 71b9b7d 3611f8c 3fc5bca 7e9500c 1f434b5",
+		"ca35970 2e69c9f e399f08 71b9b7d 3611f8c 3fc5bca 7e9500c 1f434b5 f41971b",
 		"CUDA 13.0, PyTorch 2.11, JAX; `checks`, `faults`, `ends`, hostile cases"},
 	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10, containerd, crun by turns", "runc 1.1.5, crun 1.8.1", "–",
 		"250e6b7 681eb12", "the conformance suite"},
@@ -111,9 +112,8 @@ var afterGPUs = []section{
 		{what: "PyTorch 2.11, JAX, cuBLAS, NCCL, torch.compile", commits: []string{"250e6b7", "71b9b7d"}},
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
-		{what: "Vulkan, OpenGL and EGL off screen", status: read,
-			says: "with `graphics = true` alone; a device and a shader worked on an H200 with a " +
-				"guard made for the test ([how](internals/graphics.md#what-they-ask-of-the-driver)), not yet with this one"},
+		{what: "Vulkan, OpenGL and EGL off screen", commits: []string{"c93be0e"},
+			says: "with `graphics = true` alone ([what was tried](internals/graphics.md#what-they-ask-of-the-driver))"},
 		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
 			says: "the driver's files are in the container, whatever `NVIDIA_DRIVER_CAPABILITIES` says, and the guard knows the classes; " +
 				"nobody has run one; `test/gpu/run.sh graphics` does (not OptiX and NVENC)"},
