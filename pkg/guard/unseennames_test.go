@@ -114,6 +114,22 @@ func TestUnseenBehindRecord(t *testing.T) {
 	}
 }
 
+// TestKnownIsNotAsked: a call on an object that the guard has made does not depend on what the driver says of its handle. On an H200 each
+// CUDA context was refused when it did (c93be0e8).
+func TestKnownIsNotAsked(t *testing.T) {
+	u := &unseenObjects{classes: map[uint32]uint32{}}
+	g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: u.answer}))
+	c := newFakeCall(t, g, fakeControl)
+	const channel, compute = 0x5c000010, 0x5c000011
+	g.account.addObject(fakeClient, object{handle: channel, parent: fakeDevice, class: 0xc86f, kind: rm.ClassChannel, gpu: noGPU}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, object{handle: compute, parent: channel, class: 0xcbc0, gpu: noGPU}, noGPU, 0, 0)
+	for _, object := range []uint32{channel, compute} {
+		if c.isUnseen(c.target(), fakeClient, object) {
+			t.Errorf("%#x is taken for one that the guard has not seen made", object)
+		}
+	}
+}
+
 // TestUnseenInParameters: an object that names an address space, or memory, by its parameters uses it as well as one below it.
 func TestUnseenInParameters(t *testing.T) {
 	u := &unseenObjects{classes: map[uint32]uint32{theirs: 0x90f1}}
