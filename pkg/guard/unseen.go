@@ -46,7 +46,7 @@ func (c *trappedCall) isUnseenOf(client, handle uint32) bool {
 // isThere reports that what the account has under a handle is what the driver has: the guard has made it. Of what the task was let make the
 // record says nothing: the driver may have refused it, and the handle be given to something else since. Channels, groups and what is below
 // them can end with their address space (refAddDependant), of which the account does not know; but a guard that asked the driver about all
-// of them refused each CUDA context on an H200 (c93be0e8), with NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK or an event of the compute object.
+// of them refused each CUDA context on an H200 (c93be0e8); for which of its objects is not known.
 func (o *object) isThere() bool { return !o.madeInTask }
 
 // namesUnseen reports that the parameters of an RM_ALLOC name such an object: a name of an address space, or of memory, is as good as a
