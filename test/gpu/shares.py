@@ -6,6 +6,7 @@ one line to each. Work is counted between two times of the wall clock that are t
 """
 import argparse
 import bisect
+import contextlib
 import glob
 import itertools
 import json
@@ -253,12 +254,12 @@ class Bench:
     def group(self, side, specs, at_once=10):
         return Group(self, side, specs, at_once)
 
-    def measure(self, loads, seconds=5.0, window_ms=100, during=()):
+    def measure(self, loads, seconds=5.0, window_ms=100, during=(), ramp=RAMP):
         """Runs loads, {worker: options}, together for seconds; during are (offset, function) to call meanwhile.
         Returns the begin of the time that counts, a Run for each worker, what the functions returned."""
-        begin = time.time() + LEAD + RAMP
+        begin = time.time() + LEAD + ramp
         for w, options in loads.items():
-            common = "--start-at %.3f --seconds %g --ramp-ms %d " % (begin, seconds, RAMP * 1000)
+            common = "--start-at %.3f --seconds %g --ramp-ms %d " % (begin, seconds, ramp * 1000)
             if w.program != "latency":
                 common += "--window-ms %g " % window_ms
             w.send(common + options)
@@ -359,17 +360,18 @@ class Bench:
 
     @staticmethod
     def configure(path, text):
-        """The node's configuration, for containers and arbiters that begin from now on."""
+        """The node's configuration, for containers and arbiters that begin from now on; those that wait for containers end now."""
         with open(path, "w") as f:
             f.write(text)
-        deadline = time.time() + 20
-        while processes.arbiters():
-            if time.time() > deadline:
-                raise Broken("an arbiter is still there 20 s after its containers")
-            time.sleep(0.2)
+        time.sleep(2)  # a guard's end
+        while pids := processes.arbiters():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
 
     def crowd(self, side, counts=(10, 30, 60)):
-        """Many programs that wait for each kernel, and what guards and arbiters take for them, at work and at rest."""
+        """Many programs that wait for each kernel, once slices have been set for all, and what guards and arbiters take then and at rest."""
         ours, seconds, size = side == "cgpu", 5.0, max(counts)
         if ours:
             self.policy("preempt", 64)
@@ -381,7 +383,7 @@ class Bench:
 
             for n in counts:
                 _, runs, (a, b) = self.measure({w: "--work-us 1000 --think-ms 0 --block" for w in workers[:n]}, seconds,
-                                               during=((0, spent), (seconds, spent)))
+                                               during=((0, spent), (seconds, spent)), ramp=3)
                 work = [r.finals[0]["count"] for r in runs]
                 ratio = max(work) / max(min(work), 1)
                 self.row("%d loops of 1 ms: largest ÷ smallest" % n, "%.3f, together %.1f %%" % (ratio, sum(work) * 0.1 / seconds),
@@ -735,7 +737,7 @@ class Bench:
             listed.append(("real loop " + side, 40, lambda s=side: self.loops(s)))
         listed.append(("real loop max_loss", 25, self.loss))
         for side in ("default", "cgpu"):
-            listed.append(("real crowd " + side, 60, lambda s=side: self.crowd(s)))
+            listed.append(("real crowd " + side, 68, lambda s=side: self.crowd(s)))
         for model in ("decoder", "bert"):
             for side in ("default", "mps", "cgpu"):
                 listed.append(("real %s %s" % (model, side), 60, lambda m=model, s=side: self.sharers(s, MODEL + m, "", UNITS[m], None)))
