@@ -363,7 +363,7 @@ func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 		defer lock.unlock()
 		free := func() (uint32, unix.Errno) { return g.rmFree(t, client, handle) }
 		if s, e := g.freeWhole(t, client, handle, free); e == 0 && s == rm.StatusOK {
-			g.account.freeObject(client, handle)
+			g.objectFreed(t, client, handle)
 		}
 	}
 }

@@ -3,7 +3,6 @@
 package guard
 
 import (
-	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -178,16 +177,6 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	}
 }
 
-// dropFreedChannel drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another
-// object's by now.
-func (a *account) dropFreedChannel(ch gpusched.Channel) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c := a.clients[ch.Client]; c != nil && c.channels[ch.Handle] == ch.Object {
-		a.dropTree(c, objectOf(ch))
-	}
-}
-
 // dropTree drops a handle and all its descendants. The account is locked.
 func (a *account) dropTree(c *client, o *object) {
 	if o.children == 0 {
@@ -200,8 +189,8 @@ func (a *account) dropTree(c *client, o *object) {
 }
 
 // endsWith are the handles of what an object ends with; 0: none. The driver frees a channel with its context share and its address space,
-// too; in the account it lives until it is freed itself, or found gone: it is better known too long. What is made under its handle then is
-// not taken for it (object.id).
+// too; in the account it lives until it is freed itself, or found gone (dependants.go): it is better known too long. What is made under
+// its handle then is not taken for it (object.id).
 func (o *object) endsWith() [2]uint32 { return [2]uint32{o.parent, o.space} }
 
 // isBelow reports that an object ends with another. The account is locked.
