@@ -40,8 +40,8 @@ func (a *account) dependants(client, handle uint32) (list []*object) {
 		}
 		return list
 	}
-	for _, x := range c.objects {
-		if x != o && x.isDependant() {
+	for _, x := range c.dependants {
+		if x != o {
 			list = append(list, x)
 		}
 	}
@@ -63,7 +63,7 @@ func (o *object) isDependant() bool {
 	case rm.ClassChannel, rm.ClassTSG, rm.ClassP2P:
 		return true
 	}
-	return o.class == classContextShare || o.class == classPeerMemory
+	return o.class == classContextShare || o.class == classPeerMemory || o.class == classChannelGroup
 }
 
 // isGone reports that the driver has no such object any more, or another under its handle. What it does not say is no proof.

@@ -94,16 +94,26 @@ func (a *account) insertObject(c *client, o *object) {
 	a.objects++
 	o.countsOn = c.gpuOf(o)
 	a.countObject(o, 1)
+	c.index(o)
+	if o.kind == rm.ClassChannel {
+		a.countChannel(o.runlist, 1)
+		a.noteNotifiers(c, o, true)
+	}
+}
+
+// index lets a client find what is looked for among its objects.
+func (c *client) index(o *object) {
 	switch o.kind {
 	case rm.ClassChannel:
-		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
-		a.noteNotifiers(c, o, true)
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
 	}
 	if o.graphics {
 		c.groups[o.handle] = o
+	}
+	if o.isDependant() {
+		c.dependants[o.handle] = o
 	}
 }
 
@@ -237,6 +247,7 @@ func (a *account) dropObject(c *client, o *object) {
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
+	delete(c.dependants, o.handle)
 	if _, ok := c.policies[o.handle]; ok {
 		delete(c.policies, o.handle)
 		a.books.note(c)
@@ -315,13 +326,13 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 	return true
 }
 
-// countClass counts the objects of a class.
-func (a *account) countClass(class uint32) (n int) {
+// countPeerMemory counts the objects by which memory is registered for other devices.
+func (a *account) countPeerMemory() (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, c := range a.clients {
-		for _, o := range c.objects {
-			if o.class == class {
+		for _, o := range c.dependants {
+			if o.class == classPeerMemory {
 				n++
 			}
 		}
