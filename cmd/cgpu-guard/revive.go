@@ -32,7 +32,7 @@ func reviveMain(args []string) error {
 		return fmt.Errorf("descriptor %.20q", args[0])
 	}
 	f, err := guard.ReadFallen(fd)
-	if f == nil || f.Revived == nil { // it is not known whose log to write to
+	if f == nil || f.Config.Log == "" { // it is not known whose log to write to
 		return err
 	}
 	log := newLogOf(f.Config.Log, maxLog/8) // each one may add so much

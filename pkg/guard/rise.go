@@ -35,7 +35,7 @@ type Fallen struct {
 	last   uint64 // commit
 }
 
-// ReadFallen reads what a guard has left, and closes what it had open and nobody needs.
+// ReadFallen reads what a guard has left, and closes what it had open and nobody needs. With an error it is nil, or has what is known.
 func ReadFallen(fd int) (*Fallen, error) {
 	m, err := keeper.OpenMemory(fd)
 	if err != nil {
@@ -52,7 +52,7 @@ func ReadFallen(fd int) (*Fallen, error) {
 	}
 	f.last = j.Last()
 	if f.Revived, err = ReadBooks(entries); err != nil {
-		return nil, err
+		return f, err
 	}
 	kept := append(f.Descriptors(), fd, fds[0], fds[1], fds[2])
 	for _, x := range f.flights() {
@@ -167,7 +167,7 @@ func (g *Guard) rise() {
 	for _, tgid := range f.Rooting {
 		g.endOwner(tgid, "it was making an RM client when the guard was killed")
 	}
-	g.startKeeping(f.Memory)
+	g.beginBooks(f.Memory)
 	for gpu := range g.cfg.GPUs {
 		if len(g.account.groupsOn(gpu)) > 0 {
 			g.gpuTime.Made(gpu)
@@ -181,6 +181,7 @@ func (g *Guard) rise() {
 	for _, x := range again {
 		g.serveAgain(x)
 	}
+	g.startKeeper() // who goes on after this guard must find these calls, which nobody hands out again
 	stall := gpusched.Monotonic() - f.Memory.Died()
 	g.log.Warn("the guard was killed; this one goes on", "stall", stall, "calls", len(again), "ended", len(ends)+len(f.Rooting))
 	g.events.Note(event.Event{Kind: event.Warning, PID: os.Getpid(),
@@ -346,20 +347,20 @@ func (g *Guard) serveAgain(x *flight) {
 	if l == nil {
 		return
 	}
-	notif := x.notif
+	w, err := l.idleWorker()
+	if err != nil {
+		g.log.Error("no memory for a worker", "err", err)
+		l.answer(x.notif.ID, fail(unix.ENOMEM))
+		return
+	}
+	if w.flight != nil {
+		w.flight.received(l.fd)
+	}
+	*w.notif = x.notif
 	l.total.Add(1)
 	go func() {
 		defer l.total.Add(-1)
-		w, err := l.idleWorker()
-		if err != nil {
-			g.log.Error("no memory for a worker", "err", err)
-			return
-		}
 		defer l.parkWorker(w)
-		if w.flight != nil {
-			w.flight.received(l.fd)
-		}
-		*w.notif = notif
 		w.start = time.Now()
 		w.serve(w.notif)
 	}()

@@ -59,7 +59,7 @@ func Start(program *os.File, memory *Memory) (*Process, error) {
 	w := &want{guard: uintptr(self), ended: memory.Ended(), died: memory.died(), program: program.Fd(),
 		poll: unix.PollFd{Fd: int32(self), Events: unix.POLLIN}, all: ^uint64(0)}
 	copy(w.name[:15], Name)
-	if w.argv, err = syscall.SlicePtrFromStrings([]string{"cgpu-guard", ReviveArg, strconv.Itoa(int(memory.file.Fd()))}); err == nil {
+	if w.argv, err = syscall.SlicePtrFromStrings([]string{"cgpu-guard", ReviveArg, strconv.Itoa(memory.FD())}); err == nil {
 		w.envp, err = syscall.SlicePtrFromStrings(os.Environ())
 	}
 	if err != nil {

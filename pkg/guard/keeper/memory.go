@@ -30,7 +30,7 @@ const (
 	atDied     = 48 // when the guard has ended (CLOCK_MONOTONIC)
 	atRights   = 64 // entries of rights that are open for a moment
 	atHandle   = 24 // the last handle of its own that the guard has made up
-	atRestarts = 32 // when guards were started anew (CLOCK_BOOTTIME, s), the last ones
+	atRestarts = 32 // when guards were started anew (CLOCK_MONOTONIC, s), the last ones
 	headSize   = 64 << 10
 	rightSize  = 16
 	// MaxRights is how many rights on objects can be open at once.
@@ -46,10 +46,10 @@ const (
 	memorySize = headSize + MaxFlights*FlightSize
 )
 
-// A guard is started anew so often in a time; then it stays away.
+// A guard is started anew so often in a time; then it stays away: what ends it may be something that its container can bring about.
 const (
 	maxRestarts = 3
-	restartTime = time.Minute
+	restartTime = time.Hour
 )
 
 // NewMemory makes one.
@@ -98,6 +98,9 @@ func (m *Memory) Close() {
 	_ = unix.Munmap(m.mem)
 	m.file.Close()
 }
+
+// FD is its file's.
+func (m *Memory) FD() int { return int(m.file.Fd()) }
 
 // died is where the keeper says when the guard has ended, which Died tells.
 func (m *Memory) died() *unix.Timespec { return (*unix.Timespec)(unsafe.Pointer(&m.mem[atDied])) }
