@@ -92,8 +92,7 @@ func (g *Guard) newKeep(before *keeper.Memory) (err error) {
 	if err != nil {
 		return err
 	}
-	fds := j.Descriptors()
-	k.memory.SetFiles([3]int{fds[0], fds[1], int(k.program.Fd())})
+	k.memory.SetFiles(j.Descriptors())
 	for i := range keeper.MaxFlights {
 		k.free = append(k.free, i)
 	}

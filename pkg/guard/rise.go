@@ -31,7 +31,6 @@ import (
 type Fallen struct {
 	*Revived
 	Memory *keeper.Memory
-	files  [3]*os.File
 	last   uint64 // commit
 }
 
@@ -42,19 +41,17 @@ func ReadFallen(fd int) (*Fallen, error) {
 		return nil, fmt.Errorf("what the guard has left: %w", err)
 	}
 	f := &Fallen{Memory: m}
-	fds := m.Files()
-	for i, n := range fds {
-		f.files[i] = os.NewFile(uintptr(n), "journal")
-	}
-	j, entries, err := journal.Resume(m.Active(), [2]*os.File{f.files[0], f.files[1]})
+	books := os.NewFile(uintptr(m.Files()[m.Active().Load()&1]), "journal")
+	entries, last, err := journal.Read(books)
+	books.Close() // before Left comes by its number
 	if err != nil {
 		return nil, err
 	}
-	f.last = j.Last()
+	f.last = last
 	if f.Revived, err = ReadBooks(entries); err != nil {
 		return f, err
 	}
-	kept := append(f.Descriptors(), fd, fds[0], fds[1], fds[2])
+	kept := append(f.Descriptors(), fd)
 	for _, x := range f.flights() {
 		if x.undecided(f.last) && !slices.Contains(kept, int(x.fd)) && x.fd > 2 {
 			kept = append(kept, int(x.fd))
@@ -186,9 +183,6 @@ func (g *Guard) rise() {
 	g.log.Warn("the guard was killed; this one goes on", "stall", stall, "calls", len(again), "ended", len(ends)+len(f.Rooting))
 	g.events.Note(event.Event{Kind: event.Warning, PID: os.Getpid(),
 		Text: fmt.Sprintf("the guard was killed; another one has gone on in its place after %v", stall.Round(time.Millisecond/10))})
-	for _, x := range f.files {
-		x.Close()
-	}
 	f.Memory.Close()
 }
 

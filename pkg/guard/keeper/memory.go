@@ -26,7 +26,7 @@ const (
 	atMagic    = 0
 	atActive   = 4  // which file of the journal is valid
 	atEnded    = 8  // not 0: nobody is to go on
-	atFiles    = 12 // descriptors: two of the journal, the program
+	atFiles    = 12 // descriptors of the journal
 	atDied     = 48 // when the guard has ended (CLOCK_MONOTONIC)
 	atRights   = 64 // entries of rights that are open for a moment
 	atHandle   = 24 // the last handle of its own that the guard has made up
@@ -119,15 +119,15 @@ func (m *Memory) Ended() *atomic.Uint32 { return m.word(atEnded) }
 // Handle is the last handle of its own that the guard has made up.
 func (m *Memory) Handle() *atomic.Uint32 { return m.word(atHandle) }
 
-// SetFiles notes the descriptors of the journal and of the program.
-func (m *Memory) SetFiles(fds [3]int) {
+// SetFiles notes the descriptors of the journal.
+func (m *Memory) SetFiles(fds [2]int) {
 	for i, fd := range fds {
 		m.word(atFiles + 4*i).Store(uint32(fd))
 	}
 }
 
 // Files are those of SetFiles.
-func (m *Memory) Files() (fds [3]int) {
+func (m *Memory) Files() (fds [2]int) {
 	for i := range fds {
 		fds[i] = int(m.word(atFiles + 4*i).Load())
 	}
