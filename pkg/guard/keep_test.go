@@ -28,8 +28,8 @@ func newKept(t *testing.T, d Driver) *Guard {
 	return g
 }
 
-// TestUselessBooks: a guard whose books do not say what is so has no keeper any more, whatever comes: one that went on by them would not know
-// of what has happened since.
+// TestUselessBooks: a guard whose books do not say what is so has no keeper any more, whatever comes: one that went on by them would not
+// know of what has happened since.
 func TestUselessBooks(t *testing.T) {
 	g := newKept(t, &inProcess{})
 	g.keep.lost(errors.New("no room"))

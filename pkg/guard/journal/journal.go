@@ -197,7 +197,8 @@ func Read(f *os.File) (entries map[Key][]byte, last uint64, err error) {
 	return entries, last, err
 }
 
-// Parse is Read of what a file has; end is how much of it counts. A piece of a commit at the end is none; a whole one that does not add up is an error.
+// Parse is Read of what a file has; end is how much of it counts. A piece of a commit at the end is none; a whole one that does not add up
+// is an error.
 func Parse(b []byte) (entries map[Key][]byte, end int64, last uint64, err error) {
 	entries = map[Key][]byte{}
 	for rest := b; len(rest) >= headerSize; {
