@@ -98,9 +98,11 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG {
-		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
-		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
+	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG || x.class == classContextShare {
+		// Under a second name it could be scheduled, or filled, unseen. And a second handle on a group or a context share does not keep the
+		// address space, of which the driver makes channels below it all the same, when it is gone (kctxshareapiCopyConstruct_IMPL,
+		// kchangrpapiCopyConstruct_IMPL). Nobody has been seen to want that; UVM takes such handles by itself.
+		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel, a channel group or a context share"))
 	}
 	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||
 		c.isUnseen(c.target(), dst, rm.U32(o, rm.DupParent)) {
