@@ -187,7 +187,8 @@ func TestAuditHidden(t *testing.T) {
 }
 
 // TestDaemonKeepsClients: a daemon that has used NVML before it forked has clients of a process that has ended. That accounts cannot be
-// compared in a quiet moment, as others of its container allocate all the time, is no reason to free them. A root alloc that went elsewhere is.
+// compared in a quiet moment, as others of its container allocate all the time, is no reason to free them. That a root alloc went elsewhere
+// is one.
 func TestDaemonKeepsClients(t *testing.T) {
 	d, g := newFakeRM(t)
 	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }

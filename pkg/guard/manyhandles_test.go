@@ -44,8 +44,8 @@ func TestManyHandles(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			best := func(handles uint32) time.Duration {
 				g := withClient(newFakeGuard(t, &fakeDriver{}))
-				g.account.addObject(fakeClient, object{handle: subdevice, parent: fakeDevice, class: 0x2080, kind: rm.ClassSubdevice, gpu: noGPU}, noGPU,
-					0, 0)
+				below := object{handle: subdevice, parent: fakeDevice, class: 0x2080, kind: rm.ClassSubdevice, gpu: noGPU}
+				g.account.addObject(fakeClient, below, noGPU, 0, 0)
 				for i := range handles {
 					g.account.addObject(fakeClient, memoryObject(0x5d000000+i, fakeDevice), 0, 0, 0)
 				}

@@ -376,7 +376,8 @@ func TestInsideHandedOver(t *testing.T) {
 	}
 }
 
-// TestUnseenOnGPUNode: OS events, and memory without memory, are made on a GPU's node, where the driver tells nothing of a client's objects.
+// TestUnseenOnGPUNode: OS events, and memory without memory, are made on a GPU's node, where the driver tells nothing of a client's
+// objects.
 func TestUnseenOnGPUNode(t *testing.T) {
 	u := &unseenObjects{classes: map[uint32]uint32{theirs: rmclient.ClassDevice}}
 	g := withClient(newFakeGuard(t, &fakeDriver{unseen: true}))
