@@ -76,7 +76,7 @@ func (g *Guard) recordFree(c *trappedCall, handle uint32) {
 	if of := c.locked[0]; of.handle == handle {
 		g.clientGone(of)
 	} else {
-		g.account.freeObject(of.handle, handle)
+		g.objectFreed(c.target(), of.handle, handle)
 		g.endWindows()
 	}
 	if g.account.hasZombies() {

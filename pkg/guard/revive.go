@@ -367,6 +367,12 @@ func (g *Guard) freeUnknownHandles(f *Fallen) {
 
 // endOldClients ends RM clients of guards that were killed whose windows are over.
 func (g *Guard) endOldClients() {
+	g.account.mu.Lock()
+	none := len(g.oldClients) == 0
+	g.account.mu.Unlock()
+	if none { // as mostly, and this is asked at each free
+		return
+	}
 	used := map[*rmclient.Client]bool{}
 	g.account.eachWindow(func(w *window) { used[w.own] = true })
 	var ends []*rmclient.Client

@@ -171,7 +171,7 @@ func (g *Guard) rise() {
 		}
 	}
 	g.goOnWithRest(f.State)
-	g.startAudit()                           // the driver has the last word
+	g.startAudit(unsure)                     // the driver has the last word
 	for _, fd := range f.Process.Listeners { // from here on others change what is read above
 		g.resumeFilter(fd)
 	}

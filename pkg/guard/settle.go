@@ -96,7 +96,7 @@ func (g *Guard) settleFree(t Target, x *flight, c *rm.Call) outcome {
 	}
 	switch rm.U32(c.Outer, off) {
 	case rm.StatusOK, rm.StatusObjectNotFound:
-		g.account.freeObject(client, handle)
+		g.objectFreed(t, client, handle)
 		x.answer(off, rm.StatusOK)
 		return answered
 	}
