@@ -11,8 +11,8 @@ import (
 // went elsewhere makes under its handle (isThere). So after a free that can have ended such objects the guard asks which are still there.
 // Nothing is asked when they are named: calls on what there is depend on no answer.
 
-// objectFreed takes an object that the driver has freed out of the account, and what has ended with it. The caller holds the client's calls;
-// t is its file.
+// objectFreed takes an object that the driver has freed out of the account, and what has ended with it. The caller holds its client's
+// calls; t is its file.
 func (g *Guard) objectFreed(t Target, client, handle uint32) {
 	list := g.account.dependants(client, handle)
 	g.account.freeObject(client, handle)

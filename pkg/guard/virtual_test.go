@@ -225,8 +225,8 @@ func TestVASpaces(t *testing.T) {
 	wantUsage(t, g.account, 0, 0)
 }
 
-// TestRangesArePaid: a range that has its tables at once holds the driver's locks when it is made and when it is freed, for longer the larger
-// it is. Many smaller ones are paid for as one that is as large.
+// TestRangesArePaid: a range that has its tables at once holds the driver's locks when it is made and when it is freed, for longer the
+// larger it is. Many smaller ones are paid for as one that is as large.
 func TestRangesArePaid(t *testing.T) {
 	for _, x := range []struct {
 		size  uint64
