@@ -277,9 +277,16 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 // checkGraphics: a 2D or 3D object, whose context is one that draws.
 func (g *Guard) checkGraphics(c *trappedCall) plan {
 	owner, _ := g.account.contextOwner(c.allocClient(), c.allocParent())
-	if x := g.account.preemptionOf(c.allocClient(), owner); x.group != nil && !g.cfg.Settings.Graphics {
+	x := g.account.preemptionOf(c.allocClient(), owner)
+	gpu, known := g.gpuFor(c.allocClient(), owner)
+	switch {
+	case x.group == nil: // on no graphics engine, or on a whole GPU
+	case !g.cfg.Settings.Graphics:
 		return answer(c.deny(rm.StatusNotSupported, "graphics", "denied a graphics object: its context is switched at the end of a draw or a "+
 			"dispatch only, so it could hold the GPU for seconds; graphics = true in cgpu.toml allows them", "class", c.class.Name))
+	case known && g.gpuTime.Plan(gpu).Cap > 0: // on an H200 what a library draws first then never ran, most times
+		return answer(c.deny(rm.StatusNotSupported, "graphicscap", "denied a graphics object: its context would be stopped for a hard cap while it "+
+			"is being made, and not begin; start the container without a percentage and set it later (cgpu set)", "class", c.class.Name))
 	}
 	return g.checkEngineObject(c)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // modeContainer is a container whose driver logs what has to do with the mode of contexts.
@@ -120,6 +121,10 @@ func TestPreemption(t *testing.T) {
 		c.cfg.Settings.Graphics, c.refuse = true, rm.StatusInvalidRequest
 		return 0
 	}
+	capped := func(c *modeContainer) uint32 {
+		c.set(func(p *sched.Plan) { p.Cap = 300 })
+		return 0
+	}
 	loneMode := func(c *modeContainer) uint32 {
 		p := make([]byte, 368)
 		rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeCopy0)
@@ -165,6 +170,7 @@ func TestPreemption(t *testing.T) {
 		{"as Vulkan does", steps{draws, group, schedule(channel), object(0x902d), mode(1, 0, 1),
 			func(c *modeContainer) uint32 { return c.alloc(channel, engine+1, 0xcbc0) }}, 0,
 			[]string{"alloc a06c", "alloc c86f", "schedule 101 1", "off", "alloc 902d", "on", "mode 101 1 1", "off", "alloc cbc0", "on"}},
+		{"a 3D object with a hard cap", steps{draws, capped, group, object(0xcb97)}, rm.StatusNotSupported, []string{"alloc a06c", "alloc c86f"}},
 		{"a context that draws asks for none at all", steps{draws, group, object(0xcb97), mode(1, 0, 0)}, rm.StatusNotSupported,
 			[]string{"alloc a06c", "alloc c86f", "alloc cb97"}},
 		{"a mode of a copy engine", steps{loneMode}, 0, []string{"alloc c86f"}},
