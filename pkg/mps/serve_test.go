@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/mps/mpstest"
+)
+
+// asDaemon has this program stand for nvidia-cuda-mps-control.
+const asDaemon = "CGPU_TEST_MPS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asDaemon) == "" {
+		os.Exit(m.Run())
+	}
+	if err := mpstest.Program(os.Args[1:], func(c *net.UnixConn) { _ = c.Close() }); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(3)
+	}
+}
+
+// started is a server that has its socket.
+func started(t *testing.T, command ...string) (socket string, stop func() error) {
+	t.Helper()
+	t.Setenv(asDaemon, "1")
+	t.Setenv("TMPDIR", t.TempDir())
+	s := Server{Members: t.TempDir(), Command: command, Say: func(text string) { t.Log(text) }}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	socket = filepath.Join(s.Members, SocketName)
+	for range 1000 {
+		if _, err := os.Stat(socket); err == nil {
+			return socket, func() error { cancel(); return <-ended }
+		}
+		select {
+		case err := <-ended:
+			cancel()
+			return "", func() error { return err }
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	cancel()
+	t.Fatal("no socket")
+	return "", nil
+}
+
+func TestServer(t *testing.T) {
+	socket, stop := started(t, os.Args[0], "-f")
+	c, err := mpstest.Client(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if err := mpstest.Command(socket, "quit"); err == nil {
+		t.Error("a member has commanded the daemon")
+	}
+	if c, err = mpstest.Client(socket); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if err := stop(); err != nil {
+		t.Errorf("the daemon ended by %v: want quit", err)
+	}
+	if left, err := os.ReadDir(filepath.Dir(socket)); err != nil || len(left) != 0 {
+		t.Errorf("left in the members' folder: %v, %v", left, err)
+	}
+	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) != 0 {
+		t.Errorf("left of the daemon's folder: %v, %v", left, err)
+	}
+}
+
+func TestNoDaemon(t *testing.T) {
+	for _, test := range []struct {
+		command []string
+		want    string
+	}{
+		{[]string{"/no/such/nvidia-cuda-mps-control", "-f"}, "it comes with the driver"},
+		{[]string{os.Args[0], "-x"}, "ended before it had its socket control: exit status 3"},
+	} {
+		_, stop := started(t, test.command...)
+		if err := stop(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: %v, want %q", test.command, err, test.want)
+		}
+	}
+}
+
+// A daemon that ends takes the gate along, with how it ended.
+func TestDaemonEnds(t *testing.T) {
+	socket, stop := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`, os.Args[0])
+	own, err := filepath.Glob(filepath.Join(os.TempDir(), "cgpu-mps-*"))
+	if err != nil || len(own) != 1 {
+		t.Fatalf("the daemon's folder: %v, %v", own, err)
+	}
+	if err := os.WriteFile(filepath.Join(own[0], "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 500 {
+		if _, err := os.Stat(socket); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	exit, ok := errors.AsType[*exec.ExitError](stop())
+	if !ok || exit.ExitCode() != 7 {
+		t.Errorf("ended by %v, want exit status 7", exit)
+	}
+}
+
+func TestDaemonEnvironment(t *testing.T) {
+	got := daemonEnvironment([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/x", "CUDA_MPS_LOG_DIRECTORY=/y"}, "/own")
+	want := []string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/own", "CUDA_MPS_LOG_DIRECTORY=/own"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
