@@ -42,11 +42,15 @@ const (
 	startTime = 30 * time.Second
 )
 
+// AnyUser is the user of a Gate before a daemon that serves all.
+const AnyUser = -1
+
 // Gate lets clients through to a control daemon, and nobody else.
 type Gate struct {
 	Daemon string // the daemon's own socket, out of the members' reach
-	// User is who the server, and so each client, must be. For a client of another user the daemon would end the server that runs.
-	User uint32
+	// User is who the server, and so each client, must be; AnyUser for a daemon that is for all. Else it would end its server for a client
+	// of another user.
+	User int
 	// Patience is for what a member has to say: while it has its socket and does not say so, others that start wait.
 	Patience time.Duration
 	Refused  func(error) // is told whom it turned away; by several goroutines
@@ -85,7 +89,7 @@ func (g *Gate) relay(member *net.UnixConn) error {
 		return err
 	}
 	bad := func(err error) error { return fmt.Errorf("process %d: %w", peer.Pid, err) }
-	if peer.Uid != g.User {
+	if g.User != AnyUser && int(peer.Uid) != g.User {
 		return bad(fmt.Errorf("user %d: want user %d, whose the domain's server is; run the program as that user", peer.Uid, g.User))
 	}
 	_ = member.SetDeadline(time.Now().Add(g.Patience))

@@ -28,7 +28,7 @@ type opened struct {
 	refused []string
 }
 
-func open(t *testing.T, user uint32) *opened {
+func open(t *testing.T, user int) *opened {
 	t.Helper()
 	o := &opened{socket: filepath.Join(t.TempDir(), SocketName)}
 	o.daemon.Server = func(c *net.UnixConn) {
@@ -96,10 +96,8 @@ func (o *opened) works(t *testing.T) {
 	}
 }
 
-func user() uint32 { return uint32(os.Geteuid()) }
-
 func TestClients(t *testing.T) {
-	o := open(t, user())
+	o := open(t, os.Geteuid())
 	o.works(t)
 	var all sync.WaitGroup
 	for range 3 * most {
@@ -122,7 +120,7 @@ func TestClients(t *testing.T) {
 
 // A program that looks whether there is a daemon: it is none of the daemon's business, and no refusal.
 func TestProbe(t *testing.T) {
-	o := open(t, user())
+	o := open(t, os.Geteuid())
 	c := connect(t, o)
 	_ = c.Close()
 	o.works(t)
@@ -173,7 +171,7 @@ func TestRefused(t *testing.T) {
 		"descriptors":            {says: []string{credentials}, fds: true, want: "sent descriptors"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := open(t, user())
+			o := open(t, os.Geteuid())
 			c := connect(t, o)
 			for i, packet := range test.says {
 				var oob []byte
@@ -201,7 +199,7 @@ func TestRefused(t *testing.T) {
 
 // For a client of another user the daemon would end the server of this one.
 func TestAnotherUser(t *testing.T) {
-	o := open(t, user()+1)
+	o := open(t, os.Geteuid()+1)
 	if c, err := mpstest.Client(o.socket); err == nil {
 		t.Error("was let through")
 		_ = c.Close()
@@ -210,11 +208,12 @@ func TestAnotherUser(t *testing.T) {
 	if heard := o.daemon.Heard(); heard != nil {
 		t.Errorf("the daemon heard %q", heard)
 	}
+	open(t, AnyUser).works(t)
 }
 
 // Who says nothing is hung up on, as is who does not say that it has its socket; meanwhile the daemon is free for others.
 func TestSilent(t *testing.T) {
-	o := open(t, user())
+	o := open(t, os.Geteuid())
 	for range most / 2 {
 		connect(t, o)
 	}
@@ -237,7 +236,7 @@ func TestSilent(t *testing.T) {
 
 // A gate leaves no descriptor open, whoever sends some.
 func TestDescriptors(t *testing.T) {
-	o := open(t, user())
+	o := open(t, os.Geteuid())
 	o.works(t)
 	count := func() int {
 		files, err := os.ReadDir("/proc/self/fd")

@@ -11,51 +11,59 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // patience is for a process to say what it has to.
 const patience = 5 * time.Second
 
-// Server is a domain's control daemon with a gate before it. It runs as the user whom the members' programs run as, and needs no privilege.
+// forAll is the daemon's argument to serve clients of all users. It must be root then, and is: in a user namespace that has no other user.
+const forAll = "-multiuser-server"
+
+// Server is a domain's control daemon with a gate before it. It needs no privilege.
 type Server struct {
 	Members string   // the folder that members get; the gate's socket is all that is in it
+	Own     string   // the folder that becomes the daemon's, out of the members' reach
 	Command []string // the daemon, in the foreground
 	Say     func(string)
 }
 
 // Run starts the daemon and serves its members until it ends, or ctx does; then it is told to quit. It returns how the daemon ended.
 func (s Server) Run(ctx context.Context) error {
-	own, err := os.MkdirTemp("", "cgpu-mps-") // mode 0700
-	if err != nil {
+	if err := errors.Join(os.RemoveAll(s.Own), os.Mkdir(s.Own, 0o700)); err != nil {
 		return err
 	}
-	defer os.RemoveAll(own)
+	defer os.RemoveAll(s.Own)
 	daemon := exec.Command(s.Command[0], s.Command[1:]...)
-	daemon.Env = daemonEnvironment(os.Environ(), own)
+	daemon.Env = daemonEnvironment(os.Environ(), s.Own)
 	daemon.Stdout, daemon.Stderr = os.Stdout, os.Stderr
-	daemon.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nobody else knows it
-	runtime.LockOSThread()                                                // when this thread ends, the signal comes
+	daemon.SysProcAttr = s.attributes()
+	runtime.LockOSThread() // when this thread ends, so does the daemon
 	defer runtime.UnlockOSThread()
-	if err := daemon.Start(); err != nil {
-		return fmt.Errorf("%s: %w; it comes with the driver, in some distributions in a package of its own", s.Command[0], err)
+	if err := start(daemon); err != nil {
+		return err
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- daemon.Wait() }()
-	socket := filepath.Join(own, SocketName)
+	socket := filepath.Join(s.Own, SocketName)
 	if err := waitFor(socket, ended); err != nil {
 		_ = daemon.Process.Kill()
 		return fmt.Errorf("%s: %w", s.Command[0], err)
 	}
-	l, err := listen(filepath.Join(s.Members, SocketName))
+	gate := filepath.Join(s.Members, SocketName)
+	l, err := listen(gate)
 	if err != nil {
 		_ = daemon.Process.Kill()
 		return err
 	}
-	defer l.Close() // and its file goes
-	g := &Gate{Daemon: socket, User: uint32(os.Geteuid()), Patience: patience, Refused: s.refused()}
+	defer os.Remove(gate)
+	defer l.Close()
+	g := &Gate{Daemon: socket, User: s.user(), Patience: patience, Refused: s.refused()}
 	go func() { _ = g.Serve(l) }()
 	select {
 	case err = <-ended:
@@ -63,6 +71,40 @@ func (s Server) Run(ctx context.Context) error {
 		err = s.quit(daemon, ended)
 	}
 	return err
+}
+
+// start starts the daemon. The kernel gives the files of a process that is not dumpable (pkg/nodump) to root: meanwhile this one is, so that
+// it can write the child's map of users.
+func start(daemon *exec.Cmd) error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	err := daemon.Start()
+	switch {
+	case errors.Is(err, os.ErrNotExist) || errors.Is(err, exec.ErrNotFound):
+		err = fmt.Errorf("%w; it comes with the driver, in some distributions in a package of its own", err)
+	case err != nil && daemon.SysProcAttr.Cloneflags != 0:
+		err = fmt.Errorf("%s: %w; it needs a user namespace (sysctl user.max_user_namespaces)", daemon.Path, err)
+	}
+	return errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
+}
+
+func (s Server) user() int {
+	if slices.Contains(s.Command, forAll) {
+		return AnyUser
+	}
+	return os.Geteuid()
+}
+
+// attributes are the daemon's as a process. It ends with this one, since nobody else knows it.
+func (s Server) attributes() *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if s.user() == AnyUser {
+		a.Cloneflags = syscall.CLONE_NEWUSER
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
+	}
+	return a
 }
 
 // daemonEnvironment is the environment with the daemon's own folder for pipes and logs.
@@ -91,17 +133,20 @@ func waitFor(socket string, ended <-chan error) error {
 	return fmt.Errorf("has no socket %s after %v", SocketName, startTime)
 }
 
-// listen makes the gate's socket, in place of what a killed one left. Anyone may connect who reaches the folder; the gate looks who.
+// listen makes the gate's socket in place of what a killed one left, which members may have open: there is one at each moment. Anyone
+// may connect who reaches the folder.
 func listen(path string) (*net.UnixListener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	made := path + ".new"
+	if err := os.RemoveAll(made); err != nil {
 		return nil, err
 	}
-	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: made, Net: network})
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		return nil, errors.Join(err, l.Close())
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(made, 0o666), os.Rename(made, path)); err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(made))
 	}
 	return l, nil
 }

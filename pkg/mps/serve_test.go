@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,14 +36,26 @@ func TestMain(m *testing.M) {
 func started(t *testing.T, command ...string) (socket string, stop func() error) {
 	t.Helper()
 	t.Setenv(asDaemon, "1")
-	t.Setenv("TMPDIR", t.TempDir())
-	s := Server{Members: t.TempDir(), Command: command, Say: func(text string) { t.Log(text) }}
+	dir := t.TempDir()
+	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, Say: func(text string) { t.Log(text) }}
+	if err := os.Mkdir(s.Members, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, stale := range []string{filepath.Join(s.Members, SocketName), filepath.Join(s.Members, SocketName+".new")} {
+		l, err := net.ListenUnix(network, &net.UnixAddr{Name: stale, Net: network}) // of one that was killed
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	socket = filepath.Join(s.Members, SocketName)
 	for range 1000 {
-		if _, err := os.Stat(socket); err == nil {
+		if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: socket, Net: network}); err == nil {
+			_ = c.Close()
 			return socket, func() error { cancel(); return <-ended }
 		}
 		select {
@@ -56,6 +69,9 @@ func started(t *testing.T, command ...string) (socket string, stop func() error)
 	t.Fatal("no socket")
 	return "", nil
 }
+
+// ownOf is the daemon's folder, by the gate's socket.
+func ownOf(socket string) string { return filepath.Join(filepath.Dir(filepath.Dir(socket)), "daemon") }
 
 func TestServer(t *testing.T) {
 	socket, stop := started(t, os.Args[0], "-f")
@@ -77,8 +93,8 @@ func TestServer(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Dir(socket)); err != nil || len(left) != 0 {
 		t.Errorf("left in the members' folder: %v, %v", left, err)
 	}
-	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) != 0 {
-		t.Errorf("left of the daemon's folder: %v, %v", left, err)
+	if _, err := os.Stat(ownOf(socket)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left of the daemon's folder: %v", err)
 	}
 }
 
@@ -100,11 +116,7 @@ func TestNoDaemon(t *testing.T) {
 // A daemon that ends takes the gate along, with how it ended.
 func TestDaemonEnds(t *testing.T) {
 	socket, stop := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`, os.Args[0])
-	own, err := filepath.Glob(filepath.Join(os.TempDir(), "cgpu-mps-*"))
-	if err != nil || len(own) != 1 {
-		t.Fatalf("the daemon's folder: %v, %v", own, err)
-	}
-	if err := os.WriteFile(filepath.Join(own[0], "go"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(ownOf(socket), "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 500 {
@@ -116,6 +128,19 @@ func TestDaemonEnds(t *testing.T) {
 	exit, ok := errors.AsType[*exec.ExitError](stop())
 	if !ok || exit.ExitCode() != 7 {
 		t.Errorf("ended by %v, want exit status 7", exit)
+	}
+}
+
+// A daemon for all users is root in a user namespace; one for its own user is in none.
+func TestUsers(t *testing.T) {
+	one, all := Server{Command: []string{"d", "-f"}}, Server{Command: []string{"d", "-f", forAll}}
+	if a := one.attributes(); one.user() != os.Geteuid() || a.Cloneflags != 0 || a.Pdeathsig != syscall.SIGKILL {
+		t.Errorf("for one: user %d, %+v", one.user(), a)
+	}
+	a := all.attributes()
+	want := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+	if all.user() != AnyUser || a.Cloneflags != syscall.CLONE_NEWUSER || a.Pdeathsig != syscall.SIGKILL || !slices.Equal(a.UidMappings, want) {
+		t.Errorf("for all: user %d, %+v", all.user(), a)
 	}
 }
 

@@ -162,8 +162,12 @@ func (d *Daemon) command(c *net.UnixConn) error {
 	if err != nil {
 		return err
 	}
+	text := string(packet[:max(n-2, 0)]) // a newline and a zero at its end
+	if _, err := c.Read(packet); err != nil {
+		return err
+	}
 	if d.Command != nil {
-		d.Command(string(packet[:max(n-2, 0)])) // a newline and a zero at its end
+		d.Command(text)
 	}
 	_, err = c.Write([]byte{1, 0, 0, 0})
 	return err

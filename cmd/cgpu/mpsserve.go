@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -32,7 +33,9 @@ func mpsCommand() *cli.Command {
 				command = []string{"nvidia-cuda-mps-control", "-f"}
 			}
 			say := func(text string) { fmt.Fprintln(os.Stderr, "cgpu mps-serve:", text) }
-			err := mps.Server{Members: c.String("members"), Command: command, Say: say}.Run(ctx)
+			members := c.String("members")
+			own := filepath.Join(filepath.Dir(filepath.Clean(members)), "daemon")
+			err := mps.Server{Members: members, Own: own, Command: command, Say: say}.Run(ctx)
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return cli.Exit(err, max(exit.ExitCode(), 1))
 			}
