@@ -46,6 +46,8 @@ func runCommand() *cli.Command {
 				DefaultText: "the node chooses"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` for cgpu smi and cgpu set", DefaultText: "the command's"},
 			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
+			&cli.StringFlag{Name: "domain", Usage: "trust domain `NAME` that it computes side by side in, through its MPS server"},
+			&cli.StringFlag{Name: "domain-server", Usage: "trust domain `NAME` whose MPS server the command is"},
 			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},
 		},
 		Action: func(c *cli.Context) error {
@@ -101,6 +103,9 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	if req.Priority != nil {
 		q.Priority = *req.Priority
 	}
+	if err := runDomain(c, q); err != nil {
+		return nil, err
+	}
 	switch gpu := c.String("gpu"); {
 	case gpu == "all":
 		q.Visible.All = true
@@ -114,6 +119,23 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	}
 	q.Asked = runner.Asked(typed(c))
 	return q, nil
+}
+
+// runDomain reads the flags of a trust domain.
+func runDomain(c *cli.Context, q *quota.Quota) error {
+	if c.IsSet("domain") && c.IsSet("domain-server") {
+		return errors.New("--domain and --domain-server: want one of them: the server is the domain's, not a member")
+	}
+	for _, flag := range []string{"domain", "domain-server"} {
+		if !c.IsSet(flag) {
+			continue
+		}
+		q.Domain, q.DomainServer = c.String(flag), flag == "domain-server"
+		if reason := quota.CheckDomain(q.Domain); reason != "" {
+			return fmt.Errorf("--%s %q: %s", flag, q.Domain, reason)
+		}
+	}
+	return nil
 }
 
 // runOn becomes the command on a slice as asked in q.

@@ -51,6 +51,7 @@ type file struct {
 	Limits             *string   `toml:"limits"`
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
+	Domains            *bool     `toml:"domains"`
 	Profiling          *bool     `toml:"profiling"`
 	Graphics           *bool     `toml:"graphics"`
 	Keeper             *bool     `toml:"keeper"`
@@ -147,6 +148,9 @@ func (f file) config() (Config, error) {
 	}
 	if f.HMM != nil {
 		s.HMM = *f.HMM
+	}
+	if f.Domains != nil {
+		s.Domains = *f.Domains
 	}
 	if f.Profiling != nil {
 		s.Profiling = *f.Profiling

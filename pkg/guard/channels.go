@@ -82,9 +82,8 @@ const (
 func (g *Guard) checkTSG(c *trappedCall) plan {
 	o := c.newObject()
 	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
-	o.graphics = true
-	if o.engine > engineGRLast {
-		o.graphics = false
+	o.group = &channelGroup{graphics: o.engine <= engineGRLast}
+	if !o.group.graphics {
 		return g.planObject(c, o)
 	}
 	gpu, ok := g.gpuFor(c.allocClient(), o.parent)

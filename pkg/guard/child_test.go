@@ -307,6 +307,24 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
+	// channel CLIENT GROUP → channel
+	"channel": func(s *childState, a []int) (string, error) {
+		channel, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xc86f, make([]byte, 368))
+		return fmt.Sprint(channel), err
+	},
+	// engine CLIENT CHANNEL: an object of the graphics engine
+	"engine": func(s *childState, a []int) (string, error) {
+		_, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xcbc0, make([]byte, 16))
+		return "", err
+	},
+	// schedule CLIENT GROUP
+	"schedule": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
+	},
+	// schedulechannel CLIENT CHANNEL
+	"schedulechannel": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), scheduleChannel, []byte{1, 0, 0})
+	},
 	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC
 	// (2)
 	"notifier": func(s *childState, a []int) (string, error) {

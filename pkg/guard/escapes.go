@@ -98,9 +98,12 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG {
-		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
-		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
+	if x.kind == rm.ClassChannel {
+		// Under a second name it could be scheduled unseen. The driver makes none, either.
+		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel"))
+	}
+	if x.group != nil && g.account.gpuOf(src, object) != g.account.gpuOf(dst, rm.U32(o, rm.DupParent)) {
+		return answer(c.denyOtherGPU())
 	}
 	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||
 		c.isUnseen(c.target(), dst, rm.U32(o, rm.DupParent)) {
@@ -113,7 +116,15 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !g.roomForObject(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	p := plan{ask: true, commit: func() {
+	charge, cancel, ok := func() {}, func() {}, true
+	if x.group != nil {
+		charge, cancel, ok = g.reserveShared(src, x)
+	}
+	if !ok {
+		return answer(c.status(rm.StatusNoMemory))
+	}
+	p := plan{ask: true, cancel: cancel, commit: func() {
+		charge()
 		h := rm.U32(o, rm.DupObject)
 		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, x)
 		c.undo = g.undoObject(c.target(), dst, h)

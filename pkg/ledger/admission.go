@@ -63,6 +63,7 @@ type Refusal struct {
 	Time        bool        // it is the GPU's time that has no room: weight, percent or priority are at fault
 	Held        bool        // an allocation of Kubernetes is in use by as many containers as it is for
 	Memory      bool        // it is the GPU's memory that has no room: the limit is at fault
+	Domain      bool        // the trust domain is at fault
 	Spill       bool        // it is the node's spill that has no room; Asked and Free are spill then
 	Reason      string
 	Remedy      string
@@ -189,6 +190,9 @@ func admitGPUs(f *file, req Request) ([]VGPU, error) {
 	}
 	for _, v := range req.Record.VGPUs {
 		g := req.GPUs[req.gpu(v.UUID)]
+		if refusal := refuseDomain(f.Records, g, req.Record); refusal != nil {
+			return nil, refusal
+		}
 		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v, req.Record.Preload); refusal != nil {
 			if refusal.Memory && len(req.Record.Allocated) == 0 { // a pod's author is not told of other GPUs than his
 				refusal.Reason += req.elsewhere(f, g)
@@ -314,6 +318,10 @@ func place(f *file, req Request) ([]VGPU, error) {
 		}
 		if why := req.Place.Avoid[g.UUID]; why != "" {
 			refusals = append(refusals, &Refusal{GPU: g, Reason: why, Remedy: remedyAvoided})
+			continue
+		}
+		if refusal := refuseDomain(f.Records, g, req.Record); refusal != nil {
+			refusals = append(refusals, refusal)
 			continue
 		}
 		limit, err := req.Place.Memory.Limit(g.Memory)

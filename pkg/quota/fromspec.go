@@ -21,7 +21,7 @@ func FromSpec(env []string, annotations map[string]string, dialects ...Dialect) 
 	}
 	q := &Quota{Asked: map[string]string{}, Ignored: s.ignored(env, annotations, dialects)}
 	q.Priority = PriorityDefault
-	readers := []func(*Quota, *settings) error{readSpill, readGPUs, readCompute, readLimiter}
+	readers := []func(*Quota, *settings) error{readSpill, readGPUs, readCompute, readLimiter, readDomain}
 	if own {
 		readers = slices.Insert(readers, 0, readMemory, readPod)
 	}

@@ -28,6 +28,10 @@ type Quota struct {
 	Slice
 	// NoLimiter leaves the preload library (libcgpu.so) out of the container.
 	NoLimiter bool
+	// Domain is the trust domain that the container's processes compute side by side in, through its MPS server; empty: none. DomainServer:
+	// it is the one with that server, which no container can ask for.
+	Domain       string
+	DomainServer bool
 	// Asked maps each variable or annotation that was used to its value, for the record and for messages.
 	Asked map[string]string
 	// Dialects are the other systems' ways in which the container asked; Unmapped are those of Asked that have no meaning

@@ -22,6 +22,7 @@ const (
 	priority
 	memSpill
 	limiter
+	domain
 	numKeys
 )
 
@@ -48,6 +49,7 @@ var names = [numKeys]keyName{
 	priority:       {"", "cgpu.io/priority", ""},
 	memSpill:       {"CGPU_MEM_SPILL", "cgpu.io/gpu-mem-spill", ""},
 	limiter:        {"CGPU_LIMITER", "cgpu.io/limiter", ""},
+	domain:         {"CGPU_DOMAIN", "cgpu.io/domain", ""},
 }
 
 // setting is what the container says for one key, under the name it used.
