@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -48,6 +49,7 @@ func runCommand() *cli.Command {
 			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
 			&cli.StringFlag{Name: "domain", Usage: "trust domain `NAME` that it computes side by side in, through its MPS server"},
 			&cli.StringFlag{Name: "domain-server", Usage: "trust domain `NAME` whose MPS server the command is"},
+			&cli.StringFlag{Name: "threads", Usage: "`N`, 1 to 100: part of the multiprocessors in its domain", DefaultText: "all"},
 			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},
 		},
 		Action: func(c *cli.Context) error {
@@ -105,6 +107,11 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	}
 	if err := runDomain(c, q); err != nil {
 		return nil, err
+	}
+	if text := c.String("threads"); c.IsSet("threads") {
+		if q.Threads, err = strconv.Atoi(text); err != nil || q.Threads < 1 || q.Threads > quota.MaxPercent {
+			return nil, fmt.Errorf("--threads %q: want 1 to %d", text, quota.MaxPercent)
+		}
 	}
 	switch gpu := c.String("gpu"); {
 	case gpu == "all":

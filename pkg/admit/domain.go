@@ -3,17 +3,21 @@
 package admit
 
 import (
+	"strconv"
+	"strings"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 // join puts the container into the trust domain that it names, or refuses: there the GPU's time is shared by who computes on it, so what
 // needs a container to itself cannot be had.
 func (a *Ask) join(request *ledger.Request, table *device.Table) error {
 	q, r := a.Quota, &request.Record
-	if q.Domain == "" {
-		return nil
+	if err := a.checkThreads(); err != nil || q.Domain == "" {
+		return err
 	}
 	gpus := len(r.VGPUs)
 	if request.Place != nil {
@@ -34,6 +38,23 @@ func (a *Ask) join(request *ledger.Request, table *device.Table) error {
 	case q.Priority != quota.PriorityDefault:
 		return q.RefuseDomain("a domain has no priority", "leave the priority out")
 	}
-	r.Domain, r.DomainServer = q.Domain, q.DomainServer
+	r.Domain, r.DomainServer, r.Threads = q.Domain, q.DomainServer, q.Threads
+	return nil
+}
+
+// checkThreads refuses a part of the multiprocessors that would not count.
+func (a *Ask) checkThreads() error {
+	q := a.Quota
+	if q.Threads == 0 {
+		return nil
+	}
+	if q.Domain == "" || q.DomainServer {
+		return q.RefuseThreads("only members of a trust domain compute side by side", "set CGPU_DOMAIN too, or CGPU_PERCENT in its place")
+	}
+	for _, e := range a.env {
+		if own, ok := strings.CutPrefix(e, spec.ThreadsVariable+"="); ok && own != strconv.Itoa(q.Threads) {
+			return q.RefuseThreads("disagrees with "+spec.ThreadsVariable+"="+strconv.Quote(own), "set one of them")
+		}
+	}
 	return nil
 }

@@ -3,6 +3,7 @@
 package admit
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -20,6 +21,8 @@ func TestDomain(t *testing.T) {
 		annotations string
 		env         []string
 		refused     string
+		names       string // the variable that is refused; empty: CGPU_DOMAIN
+		threads     int
 	}{
 		{name: "a member", env: []string{"CGPU_GPUS=0"}},
 		{name: "one that is placed"},
@@ -30,6 +33,10 @@ func TestDomain(t *testing.T) {
 		{name: "a whole GPU beside", env: []string{"CGPU_GPUS=0", "NVIDIA_VISIBLE_DEVICES=1"}, refused: "is for one GPU"},
 		{name: "a weight", env: []string{"CGPU_WEIGHT=2"}, refused: "the domain's as a whole"},
 		{name: "a percentage", env: []string{"CGPU_PERCENT=20"}, refused: "the domain's as a whole"},
+		{name: "a part of the multiprocessors", env: []string{"CGPU_THREADS=30"}, threads: 30},
+		{name: "a part that it says itself", env: []string{"CGPU_THREADS=30", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"}, threads: 30},
+		{name: "two parts", env: []string{"CGPU_THREADS=30", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"},
+			refused: `disagrees with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="60"`, names: "CGPU_THREADS"},
 		{name: "a priority", env: []string{"ALIYUN_COM_GPU_HIGH_PRIO=1"}, refused: "has no priority"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -38,11 +45,20 @@ func TestDomain(t *testing.T) {
 			a := read(t, c.annotations, append(c.env, "CGPU_MEM=1", "CGPU_DOMAIN=team")...)
 			req, err := a.Reservation(ledger.Record{ID: "x", Nonce: "n"}, node, "/run/cgpu")
 			switch {
-			case c.refused == "" && (err != nil || req.Record.Domain != "team" || req.Record.DomainServer):
+			case c.refused == "" && (err != nil || req.Record.Domain != "team" || req.Record.DomainServer || req.Record.Threads != c.threads):
 				t.Errorf("%+v, %v", req.Record, err)
-			case c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(err.Error(), "CGPU_DOMAIN")):
+			case c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused) || !strings.Contains(err.Error(), cmp.Or(c.names, "CGPU_DOMAIN"))):
 				t.Errorf("%v, want %q", err, c.refused)
 			}
 		})
+	}
+}
+
+// TestThreadsAlone: without a domain nobody computes beside the container.
+func TestThreadsAlone(t *testing.T) {
+	a := read(t, "", "CGPU_MEM=1", "CGPU_THREADS=30")
+	_, err := a.Reservation(ledger.Record{ID: "x", Nonce: "n"}, table(), "/run/cgpu")
+	if err == nil || !strings.Contains(err.Error(), "CGPU_THREADS") || !strings.Contains(err.Error(), "set CGPU_DOMAIN too") {
+		t.Error(err)
 	}
 }

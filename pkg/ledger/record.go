@@ -65,6 +65,8 @@ type Record struct {
 	// that server's record.
 	Domain       string `json:"domain,omitempty"`
 	DomainServer bool   `json:"domainServer,omitempty"`
+	// Threads is the part of the multiprocessors, in percent, that a member's programs are told to use; 0: none.
+	Threads int `json:"threads,omitempty"`
 	// Page is the file of the container's vGPU page (package page); empty where it has none.
 	Page string `json:"page,omitempty"`
 	// Paused stops the container's GPU work until it is cleared (cgpu pause, cgpu resume).

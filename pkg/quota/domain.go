@@ -5,8 +5,11 @@ package quota
 // maxDomain bounds the length of a domain's name.
 const maxDomain = 63
 
-// readDomain reads which trust domain the container belongs to.
-func readDomain(q *Quota, s *settings) error {
+// readDomain reads which trust domain the container belongs to, and its part there.
+func readDomain(q *Quota, s *settings) (err error) {
+	if q.Threads, err = readSmall(q, s, threads, MaxPercent); err != nil {
+		return err
+	}
 	v, err := q.used(s, domain)
 	if err != nil || !v.set {
 		return err
@@ -35,3 +38,6 @@ func CheckDomain(name string) string {
 
 // RefuseDomain makes the error for a domain that the container cannot be in.
 func (q *Quota) RefuseDomain(reason, remedy string) error { return q.refuse(reason, remedy, domain) }
+
+// RefuseThreads makes the error for a part of the multiprocessors that the container cannot have.
+func (q *Quota) RefuseThreads(reason, remedy string) error { return q.refuse(reason, remedy, threads) }

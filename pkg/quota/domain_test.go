@@ -22,3 +22,17 @@ func TestDomain(t *testing.T) {
 		t.Errorf("beside an allocation: %v, %v", q, err)
 	}
 }
+
+// TestThreads: a part is a whole percentage, of a variable or an annotation.
+func TestThreads(t *testing.T) {
+	for value, want := range map[string]int{"1": 1, "30": 30, "100": 100, "0": 0, "101": 0, "-1": 0, "2.5": 0, "": 0, "30%": 0} {
+		q, err := FromSpec([]string{"CGPU_MEM=1", "CGPU_DOMAIN=a", "CGPU_THREADS=" + value}, nil)
+		if (err == nil) != (want != 0) || want != 0 && q.Threads != want {
+			t.Errorf("%q: %v, %v", value, q, err)
+		}
+	}
+	q, err := Beside([]string{"CGPU_THREADS=40"}, map[string]string{"cgpu.io/threads": "30"})
+	if err != nil || q.Threads != 30 {
+		t.Errorf("by annotation, beside an allocation: %v, %v", q, err)
+	}
+}

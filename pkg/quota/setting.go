@@ -23,6 +23,7 @@ const (
 	memSpill
 	limiter
 	domain
+	threads
 	numKeys
 )
 
@@ -50,6 +51,7 @@ var names = [numKeys]keyName{
 	memSpill:       {"CGPU_MEM_SPILL", "cgpu.io/gpu-mem-spill", ""},
 	limiter:        {"CGPU_LIMITER", "cgpu.io/limiter", ""},
 	domain:         {"CGPU_DOMAIN", "cgpu.io/domain", ""},
+	threads:        {"CGPU_THREADS", "cgpu.io/threads", ""},
 }
 
 // setting is what the container says for one key, under the name it used.

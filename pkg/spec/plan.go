@@ -11,6 +11,7 @@ package spec
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -67,6 +68,9 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 		DriverLimits: record.DriverLimits,
 		Common:       table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
 	}
+	if record.Threads != 0 {
+		p.Env = append(slices.Clip(p.Env), ThreadsVariable+"="+strconv.Itoa(record.Threads))
+	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
 		switch {
@@ -81,6 +85,9 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 	}
 	return p
 }
+
+// ThreadsVariable tells libcuda which part of the multiprocessors an MPS client uses, in percent.
+const ThreadsVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 // Nodes are the device nodes that the container gets.
 func (p Plan) Nodes() []device.Node {

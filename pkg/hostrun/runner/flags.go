@@ -22,6 +22,7 @@ var flags = []struct{ flag, variable, remedy string }{
 	{"weight", "ALIYUN_COM_GPU_SCHD_WEIGHT", ""},
 	{"percent", "ALIYUN_COM_GPU_CORE_PERCENTAGE", ""},
 	{"spill", "CGPU_MEM_SPILL", ""},
+	{"threads", "CGPU_THREADS", ""},
 	{"domain-server", "CGPU_DOMAIN", ""},
 	{"domain", "CGPU_DOMAIN", ""}, // the last of a variable is meant where none was given
 }
