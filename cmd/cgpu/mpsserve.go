@@ -4,8 +4,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
@@ -32,10 +30,9 @@ func mpsCommand() *cli.Command {
 			if len(command) == 0 {
 				command = []string{"nvidia-cuda-mps-control", "-f"}
 			}
-			say := func(text string) { fmt.Fprintln(os.Stderr, "cgpu mps-serve:", text) }
 			members := c.String("members")
 			own := filepath.Join(filepath.Dir(filepath.Clean(members)), "daemon")
-			err := mps.Server{Members: members, Own: own, Command: command, Say: say}.Run(ctx)
+			err := mps.Server{Members: members, Own: own, Command: command}.Run(ctx)
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return cli.Exit(err, max(exit.ExitCode(), 1))
 			}

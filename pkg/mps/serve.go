@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -28,20 +29,23 @@ const forAll = "-multiuser-server"
 // Server is a domain's control daemon with a gate before it. It needs no privilege.
 type Server struct {
 	Members string   // the folder that members get; the gate's socket is all that is in it
-	Own     string   // the folder that becomes the daemon's, out of the members' reach
+	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string // the daemon, in the foreground
-	Say     func(string)
 }
 
 // Run starts the daemon and serves its members until it ends, or ctx does; then it is told to quit. It returns how the daemon ended.
 func (s Server) Run(ctx context.Context) error {
-	if err := errors.Join(os.RemoveAll(s.Own), os.Mkdir(s.Own, 0o700)); err != nil {
+	if err := s.clear(); err != nil {
 		return err
 	}
-	defer os.RemoveAll(s.Own)
+	said, err := newLog(filepath.Join(s.Own, "daemon.log"), maxLog, os.Stderr)
+	if err != nil {
+		return err
+	}
 	daemon := exec.Command(s.Command[0], s.Command[1:]...)
 	daemon.Env = daemonEnvironment(os.Environ(), s.Own)
-	daemon.Stdout, daemon.Stderr = os.Stdout, os.Stderr
+	daemon.Stdout, daemon.Stderr = said, said
+	daemon.WaitDelay = time.Second // its server has the pipe too
 	daemon.SysProcAttr = s.attributes()
 	runtime.LockOSThread() // when this thread ends, so does the daemon
 	defer runtime.UnlockOSThread()
@@ -63,14 +67,35 @@ func (s Server) Run(ctx context.Context) error {
 	}
 	defer os.Remove(gate)
 	defer l.Close()
-	g := &Gate{Daemon: socket, User: s.user(), Patience: patience, Refused: s.refused()}
+	said.apart()
+	g := &Gate{Daemon: socket, User: s.user(), Patience: patience, Refused: refused(said)}
 	go func() { _ = g.Serve(l) }()
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
 		err = s.quit(daemon, ended)
 	}
+	if errors.Is(err, exec.ErrWaitDelay) { // the daemon ended well; its server is about to
+		return nil
+	}
 	return err
+}
+
+// clear makes the daemon's folder, or empties what an earlier one has left.
+func (s Server) clear() error {
+	if err := os.MkdirAll(s.Own, 0o700); err != nil {
+		return err
+	}
+	left, err := os.ReadDir(s.Own)
+	if err != nil {
+		return err
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(s.Own, e.Name())); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(s.Own, 0o700)
 }
 
 // start starts the daemon. The kernel gives the files of a process that is not dumpable (pkg/nodump) to root: meanwhile this one is, so that
@@ -152,11 +177,11 @@ func listen(path string) (*net.UnixListener, error) {
 }
 
 // refused tells of callers that were turned away, one a second at most.
-func (s Server) refused() func(error) {
+func refused(log io.Writer) func(error) {
 	tell := make(chan error, 1)
 	go func() {
 		for err := range tell {
-			s.Say("refused " + err.Error())
+			fmt.Fprintln(log, "cgpu: refused", err)
 			time.Sleep(time.Second)
 		}
 	}()

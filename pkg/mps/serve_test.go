@@ -37,8 +37,11 @@ func started(t *testing.T, command ...string) (socket string, stop func() error)
 	t.Helper()
 	t.Setenv(asDaemon, "1")
 	dir := t.TempDir()
-	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, Say: func(text string) { t.Log(text) }}
+	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command}
 	if err := os.Mkdir(s.Members, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for _, stale := range []string{filepath.Join(s.Members, SocketName), filepath.Join(s.Members, SocketName+".new")} {
@@ -93,8 +96,9 @@ func TestServer(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Dir(socket)); err != nil || len(left) != 0 {
 		t.Errorf("left in the members' folder: %v, %v", left, err)
 	}
-	if _, err := os.Stat(ownOf(socket)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("left of the daemon's folder: %v", err)
+	log, err := os.ReadFile(filepath.Join(ownOf(socket), "daemon.log"))
+	if err != nil || !strings.Contains(string(log), `refused process`) {
+		t.Errorf("the log has %q, %v", log, err)
 	}
 }
 
@@ -149,5 +153,28 @@ func TestDaemonEnvironment(t *testing.T) {
 	want := []string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/own", "CUDA_MPS_LOG_DIRECTORY=/own"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestLog: whatever is written, two files of the log are all that there is.
+func TestLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	l, err := newLog(path, 100, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := func(i int) string { return fmt.Sprintf("line %d\n", i) }
+	for i := range 1000 {
+		if n, err := l.Write([]byte(line(i))); err != nil || n != len(line(i)) {
+			t.Fatal(n, err)
+		}
+	}
+	before, err1 := os.ReadFile(path + ".1")
+	now, err2 := os.ReadFile(path)
+	if err := errors.Join(err1, err2); err != nil || len(before) > 100 || len(now) > 100 {
+		t.Errorf("%d and %d bytes, %v", len(before), len(now), err)
+	}
+	if all := string(before) + string(now); !strings.HasSuffix(all, line(998)+line(999)) || !strings.Contains(all, line(990)) {
+		t.Errorf("the last lines are %q", all)
 	}
 }
