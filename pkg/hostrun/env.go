@@ -10,8 +10,8 @@ import (
 )
 
 // environment is what the command gets of the caller's environment env.
-func environment(env []string, u User, limiter bool) []string {
-	set := map[string]string{}
+func environment(env []string, u User, p spec.Plan) []string {
+	set, limiter := map[string]string{}, p.Limiter != ""
 	drop := []string{
 		// Numbers of the host's GPUs: in the run they count from 0, and a number that is none there would hide them all.
 		"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
@@ -40,6 +40,10 @@ func environment(env []string, u User, limiter bool) []string {
 		if set[name] != "" {
 			kept = append(kept, name+"="+set[name])
 		}
+	}
+	name, _, _ := strings.Cut(spec.PipeVariable, "=")
+	if p.Domain != "" && !p.DomainServer && !slices.ContainsFunc(kept, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
+		kept = append(kept, spec.PipeVariable)
 	}
 	if limiter {
 		kept = append(kept, "LD_PRELOAD="+preload)

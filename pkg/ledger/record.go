@@ -65,6 +65,8 @@ type Record struct {
 	// that server's record.
 	Domain       string `json:"domain,omitempty"`
 	DomainServer bool   `json:"domainServer,omitempty"`
+	// Retired, of a domain's server: it is being ended, and takes no more members.
+	Retired bool `json:"retired,omitempty"`
 	// Page is the file of the container's vGPU page (package page); empty where it has none.
 	Page string `json:"page,omitempty"`
 	// Paused stops the container's GPU work until it is cleared (cgpu pause, cgpu resume).

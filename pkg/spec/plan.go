@@ -10,10 +10,12 @@ package spec
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -48,6 +50,9 @@ type Plan struct {
 	// Hook is the absolute path of cgpu-hook on the host.
 	Hook   string
 	RunDir string
+	// Domain is the trust domain; empty: none. DomainServer: it is its MPS server.
+	Domain       string
+	DomainServer bool
 	// Version of cgpu, for the record.
 	Version string
 }
@@ -64,8 +69,11 @@ type GPU struct {
 func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
 		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload && !record.DriverOnly,
-		DriverLimits: record.DriverLimits,
-		Common:       table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
+		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer,
+		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
+	}
+	if record.IsMember() {
+		p.Env = append(slices.Clip(p.Env), PipeVariable)
 	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
@@ -80,6 +88,20 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 		}
 	}
 	return p
+}
+
+// PipeVariable tells libcuda where its domain's MPS server is.
+const PipeVariable = "CUDA_MPS_PIPE_DIRECTORY=" + page.PipesPath
+
+// Pipes is the folder on the host that is to be seen at page.PipesPath: of a domain's server all of it, of a member its part; empty: none.
+func (p Plan) Pipes() string {
+	switch {
+	case p.Domain == "" || len(p.GPUs) == 0:
+		return ""
+	case p.DomainServer:
+		return page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain)
+	}
+	return filepath.Join(page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain), page.Members)
 }
 
 // Nodes are the device nodes that the container gets.
