@@ -122,13 +122,13 @@ func answers(dir string) bool {
 	}
 	defer unix.Close(fd)
 	// The path itself may be longer than a socket's may be.
-	conn, err := net.DialTimeout("unix", "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd)+"/control", time.Second)
+	conn, err := net.DialTimeout("unixpacket", "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd)+"/control", time.Second)
 	if err != nil {
 		return false
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(time.Second))
-	said := make([]byte, len(greeting))
+	said := make([]byte, 64)
 	n, _ := conn.Read(said)
-	return string(said[:n]) == greeting
+	return strings.HasPrefix(string(said[:n]), greeting)
 }

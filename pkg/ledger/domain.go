@@ -18,12 +18,17 @@ func (r *Record) Serves(domain, uuid string) bool {
 func (r *Record) IsMember() bool { return r.Domain != "" && !r.DomainServer }
 
 func (r *Record) inDomain(domain, uuid string) bool {
-	return r.Domain == domain && domain != "" && slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return v.UUID == uuid })
+	return r.Domain == domain && domain != "" && r.has(uuid)
 }
 
 // HasMembers reports that a domain has some on a GPU.
 func HasMembers(records []Record, domain, uuid string) bool {
-	return slices.ContainsFunc(records, func(r Record) bool { return r.IsMember() && r.inDomain(domain, uuid) })
+	for i := range records {
+		if r := &records[i]; r.IsMember() && r.inDomain(domain, uuid) {
+			return true
+		}
+	}
+	return false
 }
 
 // Leader is whose cap and pause hold for a record on a GPU: of a member of a trust domain its server's, where that is there; else its own.

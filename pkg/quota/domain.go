@@ -2,6 +2,8 @@
 
 package quota
 
+import "strings"
+
 // maxDomain bounds the length of a domain's name.
 const maxDomain = 63
 
@@ -20,15 +22,9 @@ func readDomain(q *Quota, s *settings) error {
 
 // CheckDomain says what is wrong with a domain's name; nothing: it is one.
 func CheckDomain(name string) string {
-	const want = "want 1 to 63 letters, digits and dashes, with a letter or digit at both ends"
-	if name == "" || len(name) > maxDomain || name[0] == '-' || name[len(name)-1] == '-' {
-		return want
-	}
-	for i := range len(name) {
-		c := name[i]
-		if !isDigit(c) && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '-' {
-			return want
-		}
+	const signs = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
+	if name == "" || len(name) > maxDomain || name[0] == '-' || strings.Trim(name, signs) != "" {
+		return "want 1 to 63 letters, digits and dashes, the first no dash"
 	}
 	return ""
 }

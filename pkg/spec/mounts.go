@@ -40,9 +40,6 @@ func (p Plan) limiterMounts() []specs.Mount {
 	default:
 		mounts = append(mounts, bindMount(page.Path, p.Page, dataOptions))
 	}
-	if pipes := p.Pipes(); pipes != "" {
-		mounts = append(mounts, bindMount(page.PipesPath, pipes, dataOptions))
-	}
 	if p.Preload != "" {
 		mounts = append(mounts, bindMount(preloadPath, p.Preload, dataOptions))
 	}

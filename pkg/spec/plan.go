@@ -72,9 +72,6 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer,
 		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
 	}
-	if record.IsMember() {
-		p.Env = append(slices.Clip(p.Env), PipeVariable)
-	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
 		switch {
@@ -94,14 +91,15 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 const PipeVariable = "CUDA_MPS_PIPE_DIRECTORY=" + page.PipesPath
 
 // Pipes is the folder on the host that is to be seen at page.PipesPath: of a domain's server all of it, of a member its part; empty: none.
-func (p Plan) Pipes() string {
-	switch {
-	case p.Domain == "" || len(p.GPUs) == 0:
+func (p *Plan) Pipes() string {
+	if p.Domain == "" || len(p.GPUs) == 0 {
 		return ""
-	case p.DomainServer:
-		return page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain)
 	}
-	return filepath.Join(page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain), page.Members)
+	part := page.Members
+	if p.DomainServer {
+		part = ""
+	}
+	return filepath.Join(page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain), part)
 }
 
 // Nodes are the device nodes that the container gets.
@@ -116,6 +114,10 @@ func (p Plan) Nodes() []device.Node {
 
 // Apply edits doc as p says. After an error doc is half edited and must not be used.
 func Apply(doc *Document, p Plan) error {
+	if pipes := p.Pipes(); pipes != "" {
+		p.Mounts = append(slices.Clip(p.Mounts), device.Mount{Host: pipes, Container: page.PipesPath, Options: dataOptions})
+		p.Env = append(slices.Clip(p.Env), PipeVariable)
+	}
 	for _, edit := range []struct {
 		name string
 		do   func(*Document, Plan) error
