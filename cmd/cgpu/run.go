@@ -18,10 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-const (
-	runName      = "run"
-	runGuardName = "run-guard"
-)
+const runName = "run"
 
 func runCommand() *cli.Command {
 	return &cli.Command{
@@ -47,8 +44,7 @@ func runCommand() *cli.Command {
 				DefaultText: "the node chooses"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` for cgpu smi and cgpu set", DefaultText: "the command's"},
 			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
-			&cli.StringFlag{Name: "domain", Usage: "trust domain `NAME` that it computes side by side in, through its MPS server"},
-			&cli.StringFlag{Name: "domain-server", Usage: "trust domain `NAME` whose MPS server the command is"},
+			&cli.StringFlag{Name: "domain", Usage: "trust domain `NAME` that it computes side by side in, through an MPS server"},
 			&cli.StringFlag{Name: "threads", Usage: "`N`, 1 to 100: part of the multiprocessors in its domain", DefaultText: "all"},
 			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},
 		},
@@ -72,10 +68,10 @@ func runCommand() *cli.Command {
 // exitNoGPU is the exit status when the command was not even tried, as with env, nohup and docker run.
 const exitNoGPU = 125
 
-// runGuardCommand is what cgpu run starts itself as, to start the guard (launch.StartApart).
+// runGuardCommand starts the guard (runner.GuardName).
 func runGuardCommand() *cli.Command {
 	return &cli.Command{
-		Name:   runGuardName,
+		Name:   runner.GuardName,
 		Hidden: true,
 		Before: noArguments,
 		Action: func(*cli.Context) error { return launch.Apart(hostrun.Leave) },
@@ -105,8 +101,10 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	if req.Priority != nil {
 		q.Priority = *req.Priority
 	}
-	if err := runDomain(c, q); err != nil {
-		return nil, err
+	if q.Domain = c.String("domain"); c.IsSet("domain") {
+		if reason := quota.CheckDomain(q.Domain); reason != "" {
+			return nil, fmt.Errorf("--domain %q: %s", q.Domain, reason)
+		}
 	}
 	if text := c.String("threads"); c.IsSet("threads") {
 		if q.Threads, err = strconv.Atoi(text); err != nil || q.Threads < 1 || q.Threads > quota.MaxPercent {
@@ -128,23 +126,6 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	return q, nil
 }
 
-// runDomain reads the flags of a trust domain.
-func runDomain(c *cli.Context, q *quota.Quota) error {
-	if c.IsSet("domain") && c.IsSet("domain-server") {
-		return errors.New("--domain and --domain-server: want one of them: the server is the domain's, not a member")
-	}
-	for _, flag := range []string{"domain", "domain-server"} {
-		if !c.IsSet(flag) {
-			continue
-		}
-		q.Domain, q.DomainServer = c.String(flag), flag == "domain-server"
-		if reason := quota.CheckDomain(q.Domain); reason != "" {
-			return fmt.Errorf("--%s %q: %s", flag, q.Domain, reason)
-		}
-	}
-	return nil
-}
-
 // runOn becomes the command on a slice as asked in q.
 func runOn(c *cli.Context, q *quota.Quota) error {
 	env := os.Environ()
@@ -162,7 +143,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return err
 	}
-	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runGuardName},
+	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return runner.Refusal(err, typed(c)) },
 		Run:     hostrun.Run{RunDir: device.RunDir(), User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)}})
 }

@@ -152,7 +152,7 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	if err := fill(&request, table); err != nil {
 		return ledger.Request{}, err
 	}
-	return request, a.join(&request, table)
+	return request, a.join(&request.Record)
 }
 
 // ask puts what the container asks for itself into a reservation.
@@ -213,7 +213,7 @@ func (a *Ask) Refused(err error) error {
 		return a.Quota.Misfit(misfit, "")
 	}
 	r, ok := errors.AsType[*ledger.Refusal](err)
-	if !ok || !r.Memory && !r.Time && !r.Spill && !r.Domain || len(a.Shares) > 0 {
+	if !ok || !r.Memory && !r.Time && !r.Spill || len(a.Shares) > 0 {
 		return err
 	}
 	reason := r.Reason
@@ -230,9 +230,6 @@ func (a *Ask) Refused(err error) error {
 		refuse = a.Quota.RefuseSpill
 	case r.Memory:
 		refuse = a.Quota.RefuseMemory
-	}
-	if r.Domain {
-		return a.Quota.RefuseDomain(reason, r.Remedy)
 	}
 	if named := refuse(reason, r.Remedy); named != nil {
 		return named

@@ -317,7 +317,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		_, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xcbc0, make([]byte, 16))
 		return "", err
 	},
-	// schedule CLIENT GROUP
+	// schedule CLIENT GROUP: lets its channels run
 	"schedule": func(s *childState, a []int) (string, error) {
 		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
 	},
@@ -345,10 +345,6 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 			_, err = c.alloc(channel, 0, 0xcbc0, make([]byte, 16)) // it has no token before
 		}
 		return fmt.Sprint(tsg, channel), err
-	},
-	// schedule CLIENT GROUP: lets its channels run
-	"schedule": func(s *childState, a []int) (string, error) {
-		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
 	},
 	// token CLIENT CHANNEL: has the driver write to the channel's notifier
 	"token": func(s *childState, a []int) (string, error) {

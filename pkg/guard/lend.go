@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -88,15 +88,11 @@ func (g *Guard) domainServer(uuid string) (ledger.Record, error) {
 	if g.cfg.DomainServer {
 		return ledger.Record{}, errors.New("a domain's server borrows from nobody")
 	}
-	records, err := ledger.Open(g.cfg.RunDir).List()
-	if err != nil {
-		return ledger.Record{}, err
+	r, ok, err := domain.Server(g.cfg.RunDir, uuid, g.cfg.Domain)
+	if err == nil && !ok {
+		err = fmt.Errorf("domain %s has no MPS server on GPU %s", g.cfg.Domain, uuid)
 	}
-	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Serves(g.cfg.Domain, uuid) })
-	if i < 0 {
-		return ledger.Record{}, fmt.Errorf("domain %s has no MPS server on GPU %s", g.cfg.Domain, uuid)
-	}
-	return records[i], nil
+	return r, err
 }
 
 // lend answers the guard of a member.

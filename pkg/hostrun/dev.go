@@ -172,13 +172,21 @@ func giveNode(n device.Node, to string) error {
 	return os.Chmod(to, 0o666) // whatever the umask
 }
 
-// bind mounts a file over a new empty one. With flags it is mounted again, for flags count from the second time on.
+// bind mounts a file, or a folder, over a new empty one. With flags it is mounted again, for flags count from the second time on.
 func bind(from, to string, flags uintptr) error {
-	fd, err := unix.Open(to, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC, 0o600)
-	if err != nil {
+	if info, err := os.Stat(from); err != nil {
 		return err
+	} else if info.IsDir() {
+		if err := os.Mkdir(to, 0o700); err != nil {
+			return err
+		}
+	} else {
+		fd, err := unix.Open(to, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return err
+		}
+		unix.Close(fd)
 	}
-	unix.Close(fd)
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
@@ -188,7 +196,15 @@ func bind(from, to string, flags uintptr) error {
 	return unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|flags, "")
 }
 
-// mountLimiter puts the preload library and the vGPU page where containers have them. That is the host's run directory: its
+// pipesFlags are for the folder of a domain's MPS server, which only that writes to.
+func pipesFlags(p spec.Plan) uintptr {
+	if p.DomainServer {
+		return unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	}
+	return unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+}
+
+// mountLimiter puts the preload library, the vGPU page and the pipes of its domain where containers have them. That is the host's run directory: its
 // ledger and sockets are out of the run's sight, as they are out of a container's.
 func mountLimiter(p spec.Plan) error {
 	dir := filepath.Dir(page.Path)
@@ -202,6 +218,7 @@ func mountLimiter(p spec.Plan) error {
 	}{
 		{p.Page, page.Path, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC},
 		{p.Limiter, spec.LimiterPath, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
+		{p.Pipes(), page.PipesPath, pipesFlags(p)},
 	}
 	for i, f := range files {
 		if f.from == "" {

@@ -190,9 +190,6 @@ func admitGPUs(f *file, req Request) ([]VGPU, error) {
 	}
 	for _, v := range req.Record.VGPUs {
 		g := req.GPUs[req.gpu(v.UUID)]
-		if refusal := refuseDomain(f.Records, g, req.Record); refusal != nil {
-			return nil, refusal
-		}
 		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v, req.Record.Preload); refusal != nil {
 			if refusal.Memory && len(req.Record.Allocated) == 0 { // a pod's author is not told of other GPUs than his
 				refusal.Reason += req.elsewhere(f, g)
@@ -302,9 +299,10 @@ func (l load) refuseShare(s sched.Share) *Refusal {
 // place chooses GPUs with room, by policy, equals by index.
 func place(f *file, req Request) ([]VGPU, error) {
 	type candidate struct {
-		index int
-		slice VGPU
-		free  quota.Bytes
+		index  int
+		joined int // -1: where others of its domain are, who can only compute side by side there
+		slice  VGPU
+		free   quota.Bytes
 	}
 	var (
 		fit      []candidate
@@ -320,10 +318,6 @@ func place(f *file, req Request) ([]VGPU, error) {
 			refusals = append(refusals, &Refusal{GPU: g, Reason: why, Remedy: remedyAvoided})
 			continue
 		}
-		if refusal := refuseDomain(f.Records, g, req.Record); refusal != nil {
-			refusals = append(refusals, refusal)
-			continue
-		}
 		limit, err := req.Place.Memory.Limit(g.Memory)
 		if err != nil {
 			tooSmall = err
@@ -336,7 +330,11 @@ func place(f *file, req Request) ([]VGPU, error) {
 			refusals = append(refusals, refusal)
 			continue
 		}
-		fit = append(fit, candidate{g.Index, slice, l.free})
+		c := candidate{g.Index, 0, slice, l.free}
+		if HasMembers(f.Records, req.Record.Domain, g.UUID) {
+			c.joined = -1
+		}
+		fit = append(fit, c)
 	}
 	if len(fit) < count {
 		return nil, notPlaced(count, len(fit), refusals, tooSmall)
@@ -347,7 +345,7 @@ func place(f *file, req Request) ([]VGPU, error) {
 		if req.Place.Policy == PolicySpread {
 			free = -free
 		}
-		return cmp.Or(free, cmp.Compare(a.index, b.index))
+		return cmp.Or(a.joined-b.joined, free, a.index-b.index)
 	}
 	vgpus := make([]VGPU, 0, count)
 	for range count {

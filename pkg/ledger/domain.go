@@ -9,13 +9,27 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// Serves reports the record of a domain's MPS server on a GPU.
+// Serves reports the record of a domain's MPS server on a GPU, be it on its way out.
 func (r *Record) Serves(domain, uuid string) bool {
-	return r.DomainServer && r.Domain == domain && slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return v.UUID == uuid })
+	return r.DomainServer && r.inDomain(domain, uuid)
 }
 
 // IsMember reports the record of a member of a trust domain.
 func (r *Record) IsMember() bool { return r.Domain != "" && !r.DomainServer }
+
+func (r *Record) inDomain(domain, uuid string) bool {
+	return r.Domain == domain && domain != "" && r.has(uuid)
+}
+
+// HasMembers reports that a domain has some on a GPU.
+func HasMembers(records []Record, domain, uuid string) bool {
+	for i := range records {
+		if r := &records[i]; r.IsMember() && r.inDomain(domain, uuid) {
+			return true
+		}
+	}
+	return false
+}
 
 // Leader is whose cap and pause hold for a record on a GPU: of a member of a trust domain its server's, where that is there; else its own.
 func (r *Record) Leader(records []Record, uuid string) *Record {
@@ -35,22 +49,35 @@ func (r *Record) Share(uuid string) quota.Share {
 	return quota.Share{}
 }
 
-// refuseDomain says why a record cannot be in its trust domain on a GPU; nil: it can, or is in none. There is one server for each, and
-// members come after it.
-func refuseDomain(others []Record, g GPU, r Record) *Refusal {
-	if r.Domain == "" {
+// SoleServer refuses a second MPS server of a domain on a GPU: a Request's Refuse.
+func SoleServer(domain string) func(others []Record, vgpus []VGPU) error {
+	return func(others []Record, vgpus []VGPU) error {
+		for _, v := range vgpus {
+			if slices.ContainsFunc(others, func(o Record) bool { return o.Serves(domain, v.UUID) }) {
+				return &Refusal{Domain: true, Reason: fmt.Sprintf("domain %s has an MPS server on GPU %s already", domain, v.UUID),
+					Remedy: "there is one for each domain and GPU"}
+			}
+		}
 		return nil
 	}
-	served := slices.ContainsFunc(others, func(o Record) bool { return o.Serves(r.Domain, g.UUID) })
-	switch {
-	case r.DomainServer && served:
-		return &Refusal{GPU: g, Domain: true, Reason: fmt.Sprintf("domain %s has an MPS server there already", r.Domain),
-			Remedy: "stop that one (cgpu smi lists it), or take another name"}
-	case !r.DomainServer && !served:
-		return &Refusal{GPU: g, Domain: true, Reason: fmt.Sprintf("domain %s has no MPS server there", r.Domain),
-			Remedy: fmt.Sprintf("start it before its members (cgpu run --domain-server %s …, docs/space.md), or leave the domain out", r.Domain)}
-	}
-	return nil
+}
+
+// Retire marks the record of a domain's server for its end, unless the domain has members: from then on nobody takes it for one that
+// serves, and so it may be ended.
+func (l *Ledger) Retire(nonce string) (retired bool, err error) {
+	err = l.change(func(f *file) error {
+		i, err := indexOf(f.Records, nonce)
+		if err != nil {
+			return err
+		}
+		r := &f.Records[i]
+		if slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return HasMembers(f.Records, r.Domain, v.UUID) }) {
+			return errUnchanged
+		}
+		r.Retired, retired = true, true
+		return nil
+	})
+	return retired && err == nil, err
 }
 
 // refuseDomain says why a change is not for a record of a trust domain: only its server has a share, and no domain a priority.

@@ -3,6 +3,7 @@
 package ledger
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -10,38 +11,78 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// TestDomain: one server for each domain and GPU, and members after it, there.
+// TestDomain: one server for each domain and GPU, and members are placed where others of theirs are.
 func TestDomain(t *testing.T) {
 	server := Record{ID: "s", Nonce: "s", Domain: "team", DomainServer: true, VGPUs: slice("GPU-a", gib)}
+	member := Record{ID: "m", Nonce: "m", Domain: "team", VGPUs: slice("GPU-a", gib)}
 	for _, c := range []struct {
 		name    string
 		r       Record
-		place   bool
+		placed  string // where, if the ledger chooses
 		refused string
 	}{
-		{"a member", Record{Domain: "team", VGPUs: slice("GPU-a", gib)}, false, ""},
-		{"a member that is placed", Record{Domain: "team"}, true, ""},
-		{"a member elsewhere", Record{Domain: "team", VGPUs: slice("GPU-b", gib)}, false, "domain team has no MPS server there; start it before"},
-		{"a member of another domain", Record{Domain: "tea", VGPUs: slice("GPU-a", gib)}, false, "domain tea has no MPS server there"},
-		{"a member of none that is placed", Record{Domain: "tea"}, true, "has no MPS server"},
-		{"a second server", Record{Domain: "team", DomainServer: true, VGPUs: slice("GPU-a", gib)}, false, "has an MPS server there already"},
-		{"a server on another GPU", Record{Domain: "team", DomainServer: true, VGPUs: slice("GPU-b", gib)}, false, ""},
-		{"another domain's", Record{Domain: "tea", DomainServer: true, VGPUs: slice("GPU-a", gib)}, false, ""},
-		{"in no domain", Record{VGPUs: slice("GPU-a", gib)}, false, ""},
+		{"a member", Record{Domain: "team", VGPUs: slice("GPU-b", gib)}, "", ""},
+		{"a member that is placed", Record{Domain: "team"}, "GPU-a", ""},
+		{"another domain's that is placed", Record{Domain: "tea"}, "GPU-b", ""},
+		{"one of none", Record{}, "GPU-b", ""},
+		{"a second server", Record{Domain: "team", DomainServer: true, VGPUs: slice("GPU-a", gib)}, "", "has an MPS server on GPU GPU-a already"},
+		{"a server on another GPU", Record{Domain: "team", DomainServer: true, VGPUs: slice("GPU-b", gib)}, "", ""},
+		{"another domain's", Record{Domain: "tea", DomainServer: true, VGPUs: slice("GPU-a", gib)}, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			req := Request{Record: c.r, GPUs: twoGPUs, Card: preempt}
-			if c.place {
+			if c.r.DomainServer {
+				req.Refuse = SoleServer(c.r.Domain)
+			}
+			if c.placed != "" {
 				req.Place = &Placement{Policy: PolicySpread, Memory: quota.Memory{Fixed: gib}}
 			}
-			got, err := admit(&file{Records: []Record{server}}, req)
+			got, err := admit(&file{Records: []Record{server, member}}, req)
 			switch {
-			case c.refused == "" && (err != nil || c.place && got[0].UUID != "GPU-a"):
+			case c.refused == "" && (err != nil || c.placed != "" && got[0].UUID != c.placed):
 				t.Errorf("%v, %v", got, err)
 			case c.refused != "" && (err == nil || !strings.Contains(err.Error(), c.refused)):
 				t.Errorf("%v, want %q", err, c.refused)
 			}
 		})
+	}
+}
+
+// TestRetire: a server is marked for its end while nobody names its domain on its GPU, and not else.
+func TestRetire(t *testing.T) {
+	for name, c := range map[string]struct {
+		other Record
+		want  bool
+	}{
+		"alone":                        {Record{}, true},
+		"a member":                     {Record{Domain: "team", VGPUs: slice("GPU-a", gib)}, false},
+		"a member on another GPU":      {Record{Domain: "team", VGPUs: slice("GPU-b", gib)}, true},
+		"another domain's member":      {Record{Domain: "tea", VGPUs: slice("GPU-a", gib)}, true},
+		"a server on another GPU":      {Record{Domain: "team", DomainServer: true, VGPUs: slice("GPU-b", gib)}, true},
+		"one that is in no domain":     {Record{VGPUs: slice("GPU-a", gib)}, true},
+		"another domain's on that GPU": {Record{Domain: "tea", DomainServer: true, VGPUs: slice("GPU-a", gib)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := Open(t.TempDir())
+			for i, r := range []Record{{Domain: "team", DomainServer: true, VGPUs: slice("GPU-a", gib)}, c.other} {
+				r.ID, r.Nonce = string(rune('a'+i)), string(rune('a'+i))
+				r.LauncherPID = os.Getpid()
+				if len(r.VGPUs) == 0 {
+					r.VGPUs = slice("GPU-b", gib)
+				}
+				if _, err := l.Reserve(Request{Record: r, GPUs: twoGPUs, Card: preempt}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got, err := l.Retire("a")
+			r, _ := l.Get("a")
+			if err != nil || got != c.want || r.Retired != c.want {
+				t.Errorf("%v, %v, %+v", got, err, r)
+			}
+		})
+	}
+	if retired, err := Open(t.TempDir()).Retire("a"); retired || err == nil {
+		t.Errorf("one that is not there: %v, %v", retired, err)
 	}
 }
 

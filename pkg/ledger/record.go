@@ -67,6 +67,8 @@ type Record struct {
 	DomainServer bool   `json:"domainServer,omitempty"`
 	// Threads is the part of the multiprocessors, in percent, that a member's programs are told to use; 0: none.
 	Threads int `json:"threads,omitempty"`
+	// Retired, of a domain's server: it is being ended, and takes no more members.
+	Retired bool `json:"retired,omitempty"`
 	// Page is the file of the container's vGPU page (package page); empty where it has none.
 	Page string `json:"page,omitempty"`
 	// Paused stops the container's GPU work until it is cleared (cgpu pause, cgpu resume).

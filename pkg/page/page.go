@@ -237,3 +237,12 @@ func mounted(dir string) bool {
 	var here, above unix.Stat_t
 	return unix.Lstat(dir, &here) == nil && unix.Lstat(filepath.Dir(dir), &above) == nil && here.Dev != above.Dev
 }
+
+// Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket.
+func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "mps", uuid, domain) }
+
+// Members is in the folder of Pipes, PipesPath where members see it. In the server's own mounts all of the folder is there.
+const (
+	Members   = "members"
+	PipesPath = "/run/cgpu/mps"
+)

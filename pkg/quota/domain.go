@@ -2,6 +2,8 @@
 
 package quota
 
+import "strings"
+
 // maxDomain bounds the length of a domain's name.
 const maxDomain = 63
 
@@ -12,6 +14,9 @@ func readDomain(q *Quota, s *settings) (err error) {
 	}
 	v, err := q.used(s, domain)
 	if err != nil || !v.set {
+		if err == nil && q.Threads != 0 {
+			err = q.refuse("counts in a trust domain only", "set CGPU_DOMAIN too", threads)
+		}
 		return err
 	}
 	if reason := CheckDomain(v.value); reason != "" {
@@ -23,21 +28,12 @@ func readDomain(q *Quota, s *settings) (err error) {
 
 // CheckDomain says what is wrong with a domain's name; nothing: it is one.
 func CheckDomain(name string) string {
-	const want = "want 1 to 63 letters, digits and dashes, with a letter or digit at both ends"
-	if name == "" || len(name) > maxDomain || name[0] == '-' || name[len(name)-1] == '-' {
-		return want
-	}
-	for i := range len(name) {
-		c := name[i]
-		if !isDigit(c) && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && c != '-' {
-			return want
-		}
+	const signs = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-"
+	if name == "" || len(name) > maxDomain || name[0] == '-' || strings.Trim(name, signs) != "" {
+		return "want 1 to 63 letters, digits and dashes, the first no dash"
 	}
 	return ""
 }
 
 // RefuseDomain makes the error for a domain that the container cannot be in.
 func (q *Quota) RefuseDomain(reason, remedy string) error { return q.refuse(reason, remedy, domain) }
-
-// RefuseThreads makes the error for a part of the multiprocessors that the container cannot have.
-func (q *Quota) RefuseThreads(reason, remedy string) error { return q.refuse(reason, remedy, threads) }

@@ -22,9 +22,8 @@ var flags = []struct{ flag, variable, remedy string }{
 	{"weight", "ALIYUN_COM_GPU_SCHD_WEIGHT", ""},
 	{"percent", "ALIYUN_COM_GPU_CORE_PERCENTAGE", ""},
 	{"spill", "CGPU_MEM_SPILL", ""},
+	{"domain", "CGPU_DOMAIN", ""},
 	{"threads", "CGPU_THREADS", ""},
-	{"domain-server", "CGPU_DOMAIN", ""},
-	{"domain", "CGPU_DOMAIN", ""}, // the last of a variable is meant where none was given
 }
 
 // Asked is what was typed, by variables, as quota.Quota has it. typed is the value of a flag, and whether it was given.
@@ -40,7 +39,7 @@ func Asked(typed func(flag string) (string, bool)) map[string]string {
 
 // Refusal names flags where a refusal is about variables, which nobody has set here.
 func Refusal(err error, typed func(flag string) (string, bool)) error {
-	if r, ok := errors.AsType[*ledger.Refusal](err); ok && !r.Time && !r.Spill && !r.Domain {
+	if r, ok := errors.AsType[*ledger.Refusal](err); ok && !r.Time && !r.Spill {
 		where := ""
 		if r.GPU.UUID != "" {
 			where = r.GPU.String() + ": "
@@ -52,11 +51,11 @@ func Refusal(err error, typed func(flag string) (string, bool)) error {
 	if !ok {
 		return err
 	}
-	for i, f := range flags {
-		value, given := typed(f.flag)
-		if f.variable != e.Variable || !given && i+1 < len(flags) && flags[i+1].variable == f.variable {
+	for _, f := range flags {
+		if f.variable != e.Variable {
 			continue
 		}
+		value, _ := typed(f.flag)
 		text := fmt.Sprintf("run: --%s %q: %s", f.flag, value, e.Reason)
 		if f.remedy != "" && (e.Remedy == "" || strings.Contains(e.Remedy, "ALIYUN_")) {
 			return fmt.Errorf("%s; %s", text, f.remedy)
