@@ -54,12 +54,17 @@ type Gate struct {
 	// Patience is for what a member has to say: while it has its socket and does not say so, others that start wait.
 	Patience time.Duration
 	Refused  func(error) // is told whom it turned away; by several goroutines
+	// Prepare is called before a client is let through, with its part of the multiprocessors in percent.
+	Prepare func(percent int) error
+	// Doubt is called when a client has its socket and does not say that it has spoken with the server, which waits for it, and for it
+	// alone.
+	Doubt func(error)
 
-	turn sync.Mutex // the daemon serves one connection at a time
+	turn sync.Mutex // of one client at a time, from Prepare until it has spoken with the server
 }
 
-// Serve serves who connects, until the listener is closed.
-func (g *Gate) Serve(l *net.UnixListener) error {
+// Serve serves who connects, each with a part of the multiprocessors, until the listener is closed.
+func (g *Gate) Serve(l *net.UnixListener, percent int) error {
 	slots := make(chan struct{}, most)
 	for {
 		slots <- struct{}{}
@@ -75,7 +80,7 @@ func (g *Gate) Serve(l *net.UnixListener) error {
 		go func() {
 			defer func() { <-slots }()
 			defer member.Close()
-			if err := g.relay(member); err != nil {
+			if err := g.relay(member, percent); err != nil {
 				g.Refused(err)
 			}
 		}()
@@ -83,15 +88,12 @@ func (g *Gate) Serve(l *net.UnixListener) error {
 }
 
 // relay serves a connection. The daemon hears of it when the member has said all that it may.
-func (g *Gate) relay(member *net.UnixConn) error {
+func (g *Gate) relay(member *net.UnixConn, percent int) error {
 	peer, err := peerOf(member)
 	if err != nil {
 		return err
 	}
 	bad := func(err error) error { return fmt.Errorf("process %d: %w", peer.Pid, err) }
-	if g.User != AnyUser && int(peer.Uid) != g.User {
-		return bad(fmt.Errorf("user %d: want user %d, whose the domain's server is; run the program as that user", peer.Uid, g.User))
-	}
 	_ = member.SetDeadline(time.Now().Add(g.Patience))
 	if err := send(member, hello); err != nil {
 		return nil // it has gone
@@ -104,8 +106,15 @@ func (g *Gate) relay(member *net.UnixConn) error {
 			return bad(err)
 		}
 	}
+	// Not before: who is hung up on without a hello takes it that there is no MPS, and computes by itself.
+	if g.User != AnyUser && int(peer.Uid) != g.User {
+		return bad(fmt.Errorf("user %d: want user %d, whose the domain's server is; run the program as that user", peer.Uid, g.User))
+	}
 	g.turn.Lock()
 	defer g.turn.Unlock()
+	if err := g.Prepare(percent); err != nil {
+		return bad(fmt.Errorf("its part of %d %% of the multiprocessors: %w", percent, err))
+	}
 	daemon, end, err := g.register()
 	if err != nil {
 		return bad(fmt.Errorf("the control daemon: %w", err))
@@ -113,11 +122,15 @@ func (g *Gate) relay(member *net.UnixConn) error {
 	defer daemon.Close()
 	defer unix.Close(end)
 	_ = member.SetDeadline(time.Now().Add(g.Patience))
-	if err := send(member, handed, end); err != nil {
-		return nil
+	err = send(member, handed, end)
+	if err == nil {
+		_, err = receive(member, received, 0)
 	}
-	if _, err := receive(member, received, 0); err != nil {
-		return bad(err)
+	if err != nil {
+		err = bad(fmt.Errorf("has not spoken with the server: %w", err))
+		_ = daemon.Close() // it waits for that, too
+		g.Doubt(err)
+		return err
 	}
 	return send(daemon, received)
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,12 +27,13 @@ type opened struct {
 	socket  string // the gate's
 	mu      sync.Mutex
 	refused []string
+	doubts  atomic.Int32 // of the server
 }
 
 func open(t *testing.T, user int) *opened {
 	t.Helper()
 	o := &opened{socket: filepath.Join(t.TempDir(), SocketName)}
-	o.daemon.Server = func(c *net.UnixConn) {
+	o.daemon.Server = func(c *net.UnixConn, _ string) {
 		defer c.Close()
 		packet := make([]byte, 64)
 		for {
@@ -49,7 +51,9 @@ func open(t *testing.T, user int) *opened {
 		defer o.mu.Unlock()
 		o.refused = append(o.refused, err.Error())
 	}}
-	serve(t, o.socket, func(l *net.UnixListener) { _ = g.Serve(l) })
+	g.Prepare = func(int) error { return nil }
+	g.Doubt = func(error) { o.doubts.Add(1) }
+	serve(t, o.socket, func(l *net.UnixListener) { _ = g.Serve(l, 100) })
 	return o
 }
 
@@ -230,7 +234,10 @@ func TestSilent(t *testing.T) {
 	if _, err := c.Read(make([]byte, 64)); !errors.Is(err, io.EOF) {
 		t.Errorf("still served: %v", err)
 	}
-	o.told(t, "i/o timeout")
+	o.told(t, "has not spoken with the server: ")
+	if n := o.doubts.Load(); n != 1 {
+		t.Errorf("%d doubts", n)
+	}
 	o.works(t)
 }
 

@@ -3,6 +3,7 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // patience is for a process to say what it has to.
@@ -31,6 +34,8 @@ type Server struct {
 	Members string   // the folder that members get; the gate's socket is all that is in it
 	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string // the daemon, in the foreground
+
+	patience time.Duration // 0: patience
 }
 
 // Run starts the daemon and serves its members until it ends, or ctx does; then it is told to quit. It returns how the daemon ended.
@@ -59,21 +64,30 @@ func (s Server) Run(ctx context.Context) error {
 		_ = daemon.Process.Kill()
 		return fmt.Errorf("%s: %w", s.Command[0], err)
 	}
-	gate := filepath.Join(s.Members, SocketName)
-	l, err := listen(gate)
+	d := &control{program: s.Command[0], env: daemon.Env, percent: all, patience: cmp.Or(s.patience, patience)}
+	doubted := make(chan error, 1)
+	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Prepare: d.setPercent, Doubt: func(why error) {
+		if err := d.ask(); err != nil {
+			select {
+			case doubted <- fmt.Errorf("the MPS server does not answer (%w), since %w", err, why):
+			default:
+			}
+		}
+	}}
+	stop, err := s.open(g)
+	defer stop()
 	if err != nil {
 		_ = daemon.Process.Kill()
 		return err
 	}
-	defer os.Remove(gate)
-	defer l.Close()
 	said.apart()
-	g := &Gate{Daemon: socket, User: s.user(), Patience: patience, Refused: refused(said)}
-	go func() { _ = g.Serve(l) }()
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
-		err = s.quit(daemon, ended)
+		err = s.quit(d, daemon, ended)
+	case err = <-doubted: // neither it nor the daemon can be told anything
+		fmt.Fprintln(said, "cgpu:", err)
+		_ = daemon.Process.Kill()
 	}
 	if errors.Is(err, exec.ErrWaitDelay) { // the daemon ended well; its server is about to
 		return nil
@@ -132,11 +146,11 @@ func (s Server) attributes() *syscall.SysProcAttr {
 	return a
 }
 
-// daemonEnvironment is the environment with the daemon's own folder for pipes and logs.
+// daemonEnvironment is the environment with the daemon's own folder for pipes and logs, and nothing else that it would go by.
 func daemonEnvironment(env []string, own string) []string {
 	var out []string
 	for _, v := range env {
-		if !strings.HasPrefix(v, "CUDA_MPS_PIPE_DIRECTORY=") && !strings.HasPrefix(v, "CUDA_MPS_LOG_DIRECTORY=") {
+		if !strings.HasPrefix(v, "CUDA_MPS_") {
 			out = append(out, v)
 		}
 	}
@@ -194,18 +208,45 @@ func refused(log io.Writer) func(error) {
 }
 
 // quit ends the daemon as its own command does, so that the server ends its clients' work in order; then whatever it says.
-func (s Server) quit(daemon *exec.Cmd, ended <-chan error) error {
-	command := exec.Command(s.Command[0])
-	command.Env, command.Stdin = daemon.Env, strings.NewReader("quit\n")
-	if err := command.Start(); err == nil {
-		go func() { _ = command.Wait() }()
+func (s Server) quit(d *control, daemon *exec.Cmd, ended <-chan error) error {
+	if _, err := d.command("quit"); err == nil {
 		select {
 		case err := <-ended:
 			return err
-		case <-time.After(patience):
+		case <-time.After(d.patience):
 		}
-		_ = command.Process.Kill()
 	}
 	_ = daemon.Process.Kill()
 	return <-ended
 }
+
+// open makes the gate's sockets: in the members' folder that of members that have all multiprocessors, and in folders named 1 to 99 below it
+// those of members that have so many percent, and see nothing but that folder.
+func (s Server) open(g *Gate) (stop func(), err error) {
+	var made []func()
+	stop = func() {
+		for _, f := range made {
+			f()
+		}
+	}
+	for percent := 1; percent <= all; percent++ {
+		dir := page.Part(s.Members, percent)
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return stop, err
+		}
+		if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask
+			return stop, err
+		}
+		path := filepath.Join(dir, SocketName)
+		l, err := listen(path)
+		if err != nil {
+			return stop, err
+		}
+		made = append(made, func() { _ = errors.Join(l.Close(), os.Remove(path)) })
+		go func() { _ = g.Serve(l, percent) }()
+	}
+	return stop, nil
+}
+
+// all is the part of a member that has no part.
+const all = 100

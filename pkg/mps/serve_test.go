@@ -11,37 +11,57 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/mps/mpstest"
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // asDaemon has this program stand for nvidia-cuda-mps-control.
-const asDaemon = "CGPU_TEST_MPS"
+const (
+	asDaemon = "CGPU_TEST_MPS"
+	asStuck  = "CGPU_TEST_MPS_STUCK" // one whose server does not answer
+)
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asDaemon) == "" {
 		os.Exit(m.Run())
 	}
-	if err := mpstest.Program(os.Args[1:], func(c *net.UnixConn) { _ = c.Close() }); err != nil {
+	if err := mpstest.Program(os.Args[1:], &mpstest.Daemon{Server: tellPercent, Stuck: os.Getenv(asStuck) != ""}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
 }
 
-// started is a server that has its socket.
-func started(t *testing.T, command ...string) (socket string, stop func() error) {
+// tellPercent is an MPS server: it tells a client its part.
+func tellPercent(c *net.UnixConn, percent string) {
+	_, _ = c.Write([]byte(percent))
+	_ = c.Close()
+}
+
+// running is a server that has its r.socket, or has ended.
+type running struct {
+	socket string
+	cancel func()
+	ended  chan error
+}
+
+func (r *running) stop() error {
+	r.cancel()
+	return <-r.ended
+}
+
+func started(t *testing.T, command ...string) *running {
 	t.Helper()
 	t.Setenv(asDaemon, "1")
 	dir := t.TempDir()
-	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command}
-	if err := os.Mkdir(s.Members, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755); err != nil {
+	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, patience: patience / 5}
+	if err := errors.Join(os.Mkdir(s.Members, 0o755), os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	for _, stale := range []string{filepath.Join(s.Members, SocketName), filepath.Join(s.Members, SocketName+".new")} {
@@ -53,51 +73,105 @@ func started(t *testing.T, command ...string) (socket string, stop func() error)
 		_ = l.Close()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- s.Run(ctx) }()
-	socket = filepath.Join(s.Members, SocketName)
+	t.Cleanup(cancel)
+	r := &running{socket: filepath.Join(s.Members, SocketName), cancel: cancel, ended: make(chan error, 1)}
+	go func() { r.ended <- s.Run(ctx) }()
 	for range 1000 {
-		if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: socket, Net: network}); err == nil {
+		if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: r.socket, Net: network}); err == nil {
 			_ = c.Close()
-			return socket, func() error { cancel(); return <-ended }
+			return r
 		}
 		select {
-		case err := <-ended:
-			cancel()
-			return "", func() error { return err }
+		case err := <-r.ended:
+			r.ended <- err
+			return r
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	cancel()
 	t.Fatal("no socket")
-	return "", nil
+	return nil
 }
 
 // ownOf is the daemon's folder, by the gate's socket.
 func ownOf(socket string) string { return filepath.Join(filepath.Dir(filepath.Dir(socket)), "daemon") }
 
 func TestServer(t *testing.T) {
-	socket, stop := started(t, os.Args[0], "-f")
-	c, err := mpstest.Client(socket)
+	r := started(t, os.Args[0], "-f")
+	c, err := mpstest.Client(r.socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	if err := mpstest.Command(socket, "quit"); err == nil {
+	if _, err := mpstest.Command(r.socket, "quit"); err == nil {
 		t.Error("a member has commanded the daemon")
 	}
-	if c, err = mpstest.Client(socket); err != nil {
+	if c, err = mpstest.Client(r.socket); err != nil {
 		t.Fatal(err)
 	}
 	_ = c.Close()
-	if err := stop(); err != nil {
+	if err := r.stop(); err != nil {
 		t.Errorf("the daemon ended by %v: want quit", err)
 	}
-	if left, err := os.ReadDir(filepath.Dir(socket)); err != nil || len(left) != 0 {
-		t.Errorf("left in the members' folder: %v, %v", left, err)
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(r.socket), "*", SocketName)); err != nil || len(left) != 0 {
+		t.Errorf("left in the members' folders: %v, %v", left, err)
 	}
-	log, err := os.ReadFile(filepath.Join(ownOf(socket), "daemon.log"))
+	if _, err := os.Stat(r.socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left in the members' folder: %v", err)
+	}
+	log, err := os.ReadFile(filepath.Join(ownOf(r.socket), "daemon.log"))
 	if err != nil || !strings.Contains(string(log), `refused process`) {
+		t.Errorf("the log has %q, %v", log, err)
+	}
+}
+
+// TestParts: a member has the part of the folder that it comes by, whoever came before or comes at the same time.
+func TestParts(t *testing.T) {
+	r := started(t, os.Args[0], "-f")
+	for _, percent := range []int{100, 30, 30, 1, 100, 99} {
+		if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
+			t.Errorf("%d: %q, %v", percent, got, err)
+		}
+	}
+	var all sync.WaitGroup
+	for i := range 24 {
+		all.Go(func() {
+			percent := 25 * (i%4 + 1)
+			if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
+				t.Errorf("%d at once: %q, %v", percent, got, err)
+			}
+		})
+	}
+	all.Wait()
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func partBy(socket string, percent int) (string, error) {
+	c, err := mpstest.Client(filepath.Join(page.Part(filepath.Dir(socket), percent), SocketName))
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	said := make([]byte, 64)
+	n, err := c.Read(said)
+	return string(said[:n]), err
+}
+
+// TestStuck: a server that waits for a silent client for ever is ended, and who ends it says why.
+func TestStuck(t *testing.T) {
+	t.Setenv(asStuck, "1")
+	r := started(t, os.Args[0], "-f")
+	c, err := mpstest.Dial(r.socket, mpstest.AsClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if err := <-r.ended; err == nil || !strings.Contains(err.Error(), "the MPS server does not answer") {
+		t.Errorf("ended by %v", err)
+	}
+	log, err := os.ReadFile(filepath.Join(ownOf(r.socket), "daemon.log"))
+	if err != nil || !strings.Contains(string(log), fmt.Sprintf("process %d: has not spoken with the server", os.Getpid())) {
 		t.Errorf("the log has %q, %v", log, err)
 	}
 }
@@ -110,8 +184,8 @@ func TestNoDaemon(t *testing.T) {
 		{[]string{"/no/such/nvidia-cuda-mps-control", "-f"}, "it comes with the driver"},
 		{[]string{os.Args[0], "-x"}, "ended before it had its socket control: exit status 3"},
 	} {
-		_, stop := started(t, test.command...)
-		if err := stop(); err == nil || !strings.Contains(err.Error(), test.want) {
+		r := started(t, test.command...)
+		if err := r.stop(); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%q: %v, want %q", test.command, err, test.want)
 		}
 	}
@@ -119,17 +193,17 @@ func TestNoDaemon(t *testing.T) {
 
 // A daemon that ends takes the gate along, with how it ended.
 func TestDaemonEnds(t *testing.T) {
-	socket, stop := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`, os.Args[0])
-	if err := os.WriteFile(filepath.Join(ownOf(socket), "go"), nil, 0o600); err != nil {
+	r := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`, os.Args[0])
+	if err := os.WriteFile(filepath.Join(ownOf(r.socket), "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for range 500 {
-		if _, err := os.Stat(socket); errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(r.socket); errors.Is(err, os.ErrNotExist) {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	exit, ok := errors.AsType[*exec.ExitError](stop())
+	exit, ok := errors.AsType[*exec.ExitError](<-r.ended)
 	if !ok || exit.ExitCode() != 7 {
 		t.Errorf("ended by %v, want exit status 7", exit)
 	}
@@ -149,7 +223,7 @@ func TestUsers(t *testing.T) {
 }
 
 func TestDaemonEnvironment(t *testing.T) {
-	got := daemonEnvironment([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/x", "CUDA_MPS_LOG_DIRECTORY=/y"}, "/own")
+	got := daemonEnvironment([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/x", "CUDA_MPS_LOG_DIRECTORY=/y", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=5"}, "/own")
 	want := []string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/own", "CUDA_MPS_LOG_DIRECTORY=/own"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

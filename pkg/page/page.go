@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"unsafe"
 
@@ -246,3 +247,12 @@ const (
 	Members   = "members"
 	PipesPath = "/run/cgpu/mps"
 )
+
+// Part is the folder of a member that has a part of the multiprocessors, in percent; 0 and 100: the members' folder itself. By which folder
+// it comes says what it gets.
+func Part(members string, percent int) string {
+	if percent%100 == 0 {
+		return members
+	}
+	return filepath.Join(members, strconv.Itoa(percent))
+}

@@ -112,11 +112,11 @@ func (p *Plan) Pipes() string {
 	if p.Domain == "" || len(p.GPUs) == 0 {
 		return ""
 	}
-	part := page.Members
+	pipes := page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain)
 	if p.DomainServer {
-		part = ""
+		return pipes
 	}
-	return filepath.Join(page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain), part)
+	return page.Part(filepath.Join(pipes, page.Members), p.Threads)
 }
 
 // Nodes are the device nodes that the container gets.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -23,8 +24,8 @@ import (
 // two pieces of memory, tells each client their handles by the socket that the daemon handed out, and each client makes second handles on
 // them and channels of its own below the group's.
 
-// offered is what the server tells: its client, the channel group, two pieces of memory.
-type offered [4]uint32
+// offered is what the server tells: its client, the channel group, two pieces of memory, and the client's part of the multiprocessors.
+type offered [5]uint32
 
 // mpsServer is the one server of a daemon, made for its first client.
 type mpsServer struct {
@@ -38,17 +39,21 @@ type mpsServer struct {
 func cmdMPSControl(args []string) error {
 	args = slices.DeleteFunc(args, func(a string) bool { return a == "-multiuser-server" })
 	var s mpsServer
-	return mpstest.Program(args, s.serve)
+	return mpstest.Program(args, &mpstest.Daemon{Server: s.serve})
 }
 
-func (s *mpsServer) serve(c *net.UnixConn) {
+func (s *mpsServer) serve(c *net.UnixConn, percent string) {
 	defer c.Close()
 	if s.make.Do(func() { s.offered, s.err = s.start() }); s.err != nil {
 		fmt.Fprintln(os.Stderr, "cgpu-probe: MPS server:", s.err)
 		return
 	}
-	words := make([]byte, 4*len(s.offered))
-	for i, w := range s.offered {
+	o := s.offered
+	if n, err := strconv.Atoi(percent); err == nil {
+		o[4] = uint32(n)
+	}
+	words := make([]byte, 4*len(o))
+	for i, w := range o {
 		rm.PutU32(words, 4*i, w)
 	}
 	if _, err := c.Write(words); err == nil {
@@ -130,8 +135,8 @@ func cmdMPSClient(args []string) error {
 	if err != nil {
 		return err
 	}
-	print("used_kib=%d\nserver=%#x\nthreads=%s\npid=%d\nready", (before-free)/quota.KiB, o[0], os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
-		os.Getpid())
+	print("used_kib=%d\nserver=%#x\npart=%d\nthreads=%s\npid=%d\nready", (before-free)/quota.KiB, o[0], o[4],
+		os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), os.Getpid())
 	if *seconds != "" {
 		return wait(*seconds)
 	}
@@ -147,7 +152,7 @@ func (c *client) join(o offered) error {
 	if err != nil {
 		return err
 	}
-	for _, memory := range o[2:] {
+	for _, memory := range o[2:4] {
 		if _, err := c.dup(o[0], memory); err != nil {
 			return err
 		}

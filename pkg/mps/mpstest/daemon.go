@@ -5,12 +5,14 @@
 package mpstest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,11 +31,14 @@ const patience = 5 * time.Second
 
 // Daemon serves one connection at a time, as the driver's does.
 type Daemon struct {
-	Server  func(*net.UnixConn) // gets the server's end of a client's socket, and closes it
-	Command func(string)        // gets what is commanded
+	// Server gets the server's end of a client's socket, and closes it, and which part of the multiprocessors it has, in percent.
+	Server func(c *net.UnixConn, percent string)
+	Quit   func() // is called when it is told to
+	Stuck  bool   // the server does not answer, and so the daemon does not that asks it
 
-	mu    sync.Mutex
-	heard []string
+	mu      sync.Mutex
+	heard   []string
+	percent string // empty: 100
 }
 
 // Heard is who connected: "client", "command", or what was wrong with him.
@@ -142,7 +147,7 @@ func (d *Daemon) hand(c *net.UnixConn, who *unix.Ucred) error {
 	if err != nil {
 		return err
 	}
-	go d.Server(server)
+	go d.Server(server, cmp.Or(d.percent, "100"))
 	if _, _, err := c.WriteMsgUnix([]byte("OUTBCUFD\x00"), unix.UnixRights(ends[0]), nil); err != nil {
 		return err
 	}
@@ -166,11 +171,36 @@ func (d *Daemon) command(c *net.UnixConn) error {
 	if _, err := c.Read(packet); err != nil {
 		return err
 	}
-	if d.Command != nil {
-		d.Command(text)
+	if _, err := c.Write([]byte(d.do(text) + "\x00")); err != nil {
+		return err
 	}
 	_, err = c.Write([]byte{1, 0, 0, 0})
 	return err
+}
+
+// serverPID is the server's, of which there is always one.
+const serverPID = "4242"
+
+// do is what a command does, and says.
+func (d *Daemon) do(line string) string {
+	word := strings.Fields(line)
+	switch {
+	case len(word) == 1 && word[0] == "quit":
+		d.Quit()
+	case len(word) == 1 && word[0] == "get_server_list":
+		return serverPID + "\n"
+	case len(word) == 2 && word[0] == "get_server_status" && word[1] == serverPID:
+		if d.Stuck {
+			time.Sleep(time.Hour)
+		}
+		return "ACTIVE\n"
+	case len(word) == 2 && word[0] == "set_default_active_thread_percentage":
+		return word[1] + ".0\n"
+	case len(word) == 3 && word[0] == "set_active_thread_percentage" && word[1] == serverPID:
+		d.percent = word[2]
+		return word[2] + ".0\n"
+	}
+	return ""
 }
 
 // Conn is a descriptor's socket, which it closes.

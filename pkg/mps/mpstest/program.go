@@ -15,7 +15,7 @@ import (
 
 // Program stands for nvidia-cuda-mps-control: with -f it is the daemon, in the folder that CUDA_MPS_PIPE_DIRECTORY names, until it is told to
 // quit; without arguments it commands the daemon there what is on standard input.
-func Program(args []string, server func(*net.UnixConn)) error {
+func Program(args []string, d *Daemon) error {
 	socket := filepath.Join(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "control")
 	switch {
 	case len(args) == 0:
@@ -23,7 +23,14 @@ func Program(args []string, server func(*net.UnixConn)) error {
 		if err != nil {
 			return err
 		}
-		return Command(socket, strings.TrimSpace(string(text)))
+		for _, line := range strings.FieldsFunc(string(text), func(r rune) bool { return r == '\n' }) {
+			said, err := Command(socket, line)
+			if err != nil {
+				return err
+			}
+			fmt.Print(said)
+		}
+		return nil
 	case len(args) > 1 || args[0] != "-f":
 		return fmt.Errorf("%q: want -f, or nothing", args)
 	}
@@ -31,31 +38,32 @@ func Program(args []string, server func(*net.UnixConn)) error {
 	if err != nil {
 		return err
 	}
-	d := Daemon{Server: server, Command: func(text string) {
-		if text == "quit" {
-			_ = l.Close()
-		}
-	}}
+	d.Quit = func() { _ = l.Close() }
 	d.Serve(l)
 	return nil
 }
 
-// Command commands a daemon, as the driver's program does.
-func Command(socket, text string) error {
+// Command commands a daemon, as the driver's program does, and returns what it says.
+func Command(socket, text string) (string, error) {
 	c, err := Dial(socket, AsCommand)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer c.Close()
 	line := text + "\n\x00"
 	for _, packet := range [][]byte{binary.LittleEndian.AppendUint64(nil, uint64(len(line))), []byte(line), make([]byte, 8)} {
 		if _, err := c.Write(packet); err != nil {
-			return err
+			return "", err
 		}
+	}
+	said := make([]byte, 4096)
+	n, err := c.Read(said)
+	if err != nil {
+		return "", err
 	}
 	done, err := word(c)
 	if err == nil && done != 1 {
 		err = errors.New("the daemon did not do it")
 	}
-	return err
+	return strings.TrimRight(string(said[:n]), "\x00"), err
 }
