@@ -14,14 +14,14 @@ import (
 type channelGroup struct {
 	number    int // among the groups of the container, from 1 on
 	handles   map[*object]*client
-	graphics  bool // it is on the graphics engine
-	context   bool // it has a context there: an object of the engine was made below it
-	gfxp      bool // and the buffers of graphics preemption, which are charged
-	shared    bool // and what it takes for several clients, which is charged too
-	preempts  bool // and a context that is switched in the middle of a kernel; see preemption.go
-	draws     bool // and a context that never can be: of a 2D or 3D object
-	scheduled bool // it was let run as a whole
-	lent      bool // it is the domain's MPS server's, see lend.go
+	graphics  bool   // it is on the graphics engine
+	context   bool   // it has a context there: an object of the engine was made below it
+	gfxp      bool   // and the buffers of graphics preemption, which are charged
+	shared    bool   // and what it takes for several clients, which is charged too
+	preempts  bool   // and a context that is switched in the middle of a kernel; see preemption.go
+	draws     bool   // and a context that never can be: of a 2D or 3D object
+	scheduled bool   // it was let run as a whole
+	lender    lender // of one that is the domain's MPS server's, see lend.go
 }
 
 // noteGroup notes that an object is a handle of a channel group, if it is.
@@ -55,6 +55,9 @@ func (a *account) noteHandles(o *object) {
 		a.books.note(x)
 	}
 }
+
+// lent reports the group of the domain's MPS server.
+func (g *channelGroup) lent() bool { return g.lender != lender{} }
 
 // forgetGroup notes that a handle is gone.
 func (o *object) forgetGroup(c *client) {
@@ -132,7 +135,7 @@ func (a *account) groupsOn(gpu int) []gpusched.Group {
 	var list []gpusched.Group
 	for _, c := range a.clients {
 		for h, o := range c.groups {
-			if c.gpuOf(o) == gpu && !o.group.lent {
+			if c.gpuOf(o) == gpu && !o.group.lent() {
 				list = append(list, gpusched.Group{Client: c, Handle: h, Of: o.group})
 			}
 		}
@@ -213,7 +216,7 @@ func (a *account) isGroup(client, handle uint32) bool {
 // isLent reports a handle of the channel group that the domain's MPS server has lent.
 func (a *account) isLent(client, handle uint32) bool {
 	o, ok := a.lookup(client, handle)
-	return ok && o.group != nil && o.group.lent
+	return ok && o.group != nil && o.group.lent()
 }
 
 // classChannelGroup is KEPLER_CHANNEL_GROUP_A.

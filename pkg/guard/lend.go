@@ -24,8 +24,8 @@ import (
 // has opened to others: it opens the object for the moment of the member's call, and no other call of the server's client is served
 // meanwhile. That is all that goes from one guard to another, and it goes in this direction only.
 //
-// What is lent stays with the server, and is charged to both: a group's context to the server alone, in whose name the group has its
-// timeslice and is switched in the middle of kernels; memory to each who has a handle on it, since it lives as long as any.
+// What is lent stays with the server, in whose name a group has its timeslice and is switched in the middle of kernels. It is charged to
+// the server, and to each member that has a handle on it: it lives as long as any, also where the server has ended or made another.
 
 // borrowPrice is what a second handle takes of the time of slow calls: the ledger is read, and another guard makes two calls.
 const borrowPrice = 2 * time.Millisecond
@@ -41,14 +41,21 @@ func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
 	}
 	defer lock.unlock()
 	c.locked = lock
-	gpu, ok := g.gpuFor(dst, rm.U32(c.call.Outer, rm.DupParent))
+	parent := rm.U32(c.call.Outer, rm.DupParent)
+	gpu, ok := g.gpuFor(dst, parent)
 	if !ok {
 		return c.status(rm.StatusInvalidObjectParent)
+	}
+	if c.isUnseen(c.target(), dst, parent) {
+		return c.denyUnseen()
 	}
 	server, err := g.domainServer(g.cfg.GPUs[gpu].UUID)
 	if err == nil {
 		loan := api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc), PID: lock[0].tgid}
-		err = api.Borrow(server, loan, func(lent api.Lent) { rep = c.execute(g.planBorrowed(c, dst, gpu, lent)) })
+		begin := time.Now()
+		err = api.Borrow(server, loan, func(lent api.Lent) {
+			rep = c.execute(g.planBorrowed(c, dst, gpu, lent, lender{server.Nonce, lent.Group}, begin.Add(api.LoanTime)))
+		})
 	}
 	if err != nil {
 		return c.deny(rm.StatusInvalidClient, "borrow", "denied a second handle on an object of another container's client", "client", src,
@@ -57,30 +64,94 @@ func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
 	return rep
 }
 
-// planBorrowed is the plan of the call itself.
-func (g *Guard) planBorrowed(c *trappedCall, dst uint32, gpu int, lent api.Lent) plan {
+// lender is whose a lent channel group is: the record of the server, and the group's number with its guard, which no other ever has there.
+type lender struct {
+	nonce string
+	group int
+}
+
+// planBorrowed is the plan of the call itself. until is when the loan ends: from then on the server may do with the object what it likes,
+// and what it told of it says nothing.
+func (g *Guard) planBorrowed(c *trappedCall, dst uint32, gpu int, lent api.Lent, from lender, until time.Time) plan {
 	if lent.UUID != g.cfg.GPUs[gpu].UUID {
 		return answer(c.denyOtherGPU())
 	}
-	o := object{parent: rm.U32(c.call.Outer, rm.DupParent), class: lent.Class, gpu: noGPU, engine: lent.Engine}
+	o := object{parent: rm.U32(c.call.Outer, rm.DupParent), class: lent.Class, gpu: noGPU, engine: lent.Engine, size: lent.Size}
+	had := false
 	if lent.Class == classChannelGroup {
-		o.kind, o.group = rm.ClassTSG, &channelGroup{graphics: true, context: true, preempts: true, shared: true, lent: true}
+		o.kind = rm.ClassTSG
+		if o.group, o.charge = g.acquireBorrowed(c, from); o.group != nil {
+			had = true
+		} else {
+			o.group = &channelGroup{graphics: true, context: true, preempts: true, shared: true, lender: from}
+		}
 	} else {
-		o.kind, o.size, o.length, o.page = rm.ClassVidmem, lent.Size, lent.Length, lent.Page
+		o.kind, o.length, o.page = rm.ClassVidmem, lent.Length, lent.Page
 	}
 	if !g.roomForObject(o.kind, gpu) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	p := g.planCharged(c, dst, cost{gpu: gpu, size: o.size}, func() (object, quota.Bytes) {
-		o.handle = rm.U32(c.call.Outer, rm.DupObject)
-		return o, o.size
-	})
+	var p plan
+	if had { // it is charged
+		p = plan{ask: true, cancel: func() {}, commit: func() {
+			h := rm.U32(c.call.Outer, rm.DupObject)
+			g.account.dupObject(dst, o.parent, h, o)
+			c.undo = g.undoObject(c.target(), dst, h)
+		}}
+	} else {
+		p = g.planCharged(c, dst, cost{gpu: gpu, size: o.size}, func() (object, quota.Bytes) {
+			o.handle = rm.U32(c.call.Outer, rm.DupObject)
+			return o, o.size
+		})
+	}
+	if !p.ask {
+		return p
+	}
 	commit := p.commit
 	p.commit = func() {
+		handle := rm.U32(c.call.Outer, rm.DupObject)
+		if !time.Now().Before(until) {
+			if s, e := g.rmFree(c.target(), dst, handle); e == 0 && s == rm.StatusOK {
+				p.cancel()
+				c.restoreInput()
+				c.deny(rm.StatusInvalidClient, "lateloan", "denied a second handle on an object of the domain's server: the driver took too long")
+				return
+			}
+		}
 		commit()
 		g.gpuTime.Made(gpu) // from now on its channels follow the domain's plan
 	}
 	return p
+}
+
+// acquireBorrowed finds a lent group that the container has a handle on, and keeps its charge for the call; nil: there is none.
+func (g *Guard) acquireBorrowed(c *trappedCall, from lender) (*channelGroup, *charge) {
+	of, handle := g.account.borrowed(from)
+	if of == nil {
+		return nil, nil
+	}
+	o, ok := g.account.acquireObject(of, handle)
+	if !ok {
+		return nil, nil
+	}
+	c.acquired = append(c.acquired, o)
+	if o.group == nil || o.group.lender != from {
+		return nil, nil
+	}
+	return o.group, o.charge
+}
+
+func (a *account) borrowed(from lender) (*client, uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.clients {
+		for h, o := range c.groups {
+			if o.group.lender == from {
+				return c, h
+			}
+		}
+	}
+	return nil, 0
 }
 
 // domainServer finds the record of the domain's MPS server on a GPU.
@@ -97,6 +168,8 @@ func (g *Guard) domainServer(uuid string) (ledger.Record, error) {
 
 // lend answers the guard of a member.
 func (g *Guard) lend(conn net.Conn, l api.Loan) {
+	g.work.RLock() // what is open now another program would not close
+	defer g.work.RUnlock()
 	say := json.NewEncoder(conn)
 	if err := g.whileLent(l, func(lent api.Lent) {
 		if say.Encode(lent) == nil {
@@ -133,6 +206,8 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 			return errors.New("what the group takes for several clients does not fit into the server's memory limit")
 		}
 		charge()
+		g.books.commit(nil)
+		lent.answer.Size = sharedContext + g.contextMemory(lent.gpu)
 	}
 	g.guests.add(l.PID)
 	g.gpuTime.Made(lent.gpu) // it tells the arbiter of the guest
@@ -206,7 +281,7 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 		return l, errors.New("the server has not opened it")
 	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts:
 		group := *o
-		l.group = &group
+		l.group, l.answer.Group = &group, o.group.number
 		return l, nil
 	case isMemory:
 		l.answer.Class, l.answer.Size, l.answer.Length, l.answer.Page = classVidmem, o.charge.size, o.charge.length, o.charge.page

@@ -63,17 +63,23 @@ func (r *rig) uses(want quota.Bytes) {
 	}
 }
 
-// TestDomain: a member has handles on the channel group of its domain's server and on memory that the server has opened. The context is the
-// server's to pay, memory is paid for by each; and what the member has outlives the server.
+// TestDomain: a member has handles on the channel group of its domain's server and on memory that the server has opened. Each pays
+// for what it has, once; and what the member has outlives the server.
 func TestDomain(t *testing.T) {
 	r := newDomain(t, "team")
 	m, c := r.member("team")
 	own := c.do("open")[0]
 	group, memory := c.do("dupof", own, r.client, r.group)[0], c.do("dupof", own, r.client, r.mem)[0]
-	m.uses(2 * quota.MiB)
+	const lent = sharedContext + sim.DefaultContextCost
+	m.uses(lent + 2*quota.MiB)
 	channel := c.do("channel", own, group)[0]
 	c.do("engine", own, channel)
-	m.uses(2 * quota.MiB)
+	m.uses(lent + 2*quota.MiB)
+	second := c.do("open")[0] // of another process, say: the same group is paid for once
+	again := c.do("dupof", second, r.client, r.group)[0]
+	m.uses(lent + 2*quota.MiB)
+	c.do("free", second, again)
+	m.uses(lent + 2*quota.MiB)
 	r.uses(sim.DefaultContextCost + sim.SharedContextCost + 2*quota.MiB)
 	c.do("schedulechannel", own, channel)
 	if n := r.guard.gpuTime.Status(0).TSGs; n != 1 || m.guard.gpuTime.Status(0).TSGs != 0 {
@@ -83,7 +89,7 @@ func TestDomain(t *testing.T) {
 		t.Errorf("guests %v", pids)
 	}
 	c.refused("NV_ERR_NOT_SUPPORTED", "schedule", own, group) // it would let the server's channels run, and all others'
-	c.do("alloc", own, 1000*mib)
+	c.do("alloc", own, 860*mib)
 	c.refused("NV_ERR_NO_MEMORY", "alloc", own, 30*mib)
 	if err := m.handOver(); err != nil {
 		t.Fatal(err)
@@ -91,9 +97,11 @@ func TestDomain(t *testing.T) {
 	c.refused("NV_ERR_NOT_SUPPORTED", "schedule", own, group)
 	r.server.kill()
 	r.uses(0)
-	m.uses(1002 * quota.MiB)
+	m.uses(lent + 862*quota.MiB)
 	c.do("free", own, memory)
-	m.uses(1000 * quota.MiB)
+	m.uses(lent + 860*quota.MiB)
+	c.do("free", own, group) // as long as the member keeps the server's group it has its memory
+	m.uses(860 * quota.MiB)
 	c.kill()
 	m.uses(0)
 }

@@ -301,7 +301,7 @@ func (a *account) contextOwner(clientHandle, channel uint32) (owner uint32, char
 	if p := c.objects[o.parent]; p != nil && p.kind == rm.ClassTSG {
 		o = p
 	}
-	return o.handle, o.charge != nil || o.group != nil && o.group.lent
+	return o.handle, o.charge != nil || o.group != nil && o.group.lent()
 }
 
 // chargeContext charges an object with what reserve took. False: it is gone.

@@ -93,7 +93,7 @@ func (a *account) engineObjectGone(c *client, o *object) {
 	if channel == nil {
 		return
 	}
-	if group := c.objects[channel.parent]; group != nil && group.group != nil && !group.group.lent {
+	if group := c.objects[channel.parent]; group != nil && group.group != nil && !group.group.lent() {
 		group.group.preempts = false
 		a.noteHandles(group)
 	}
@@ -301,7 +301,7 @@ func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 		o, _ = g.account.lookup(client, o.parent)
 	}
 	gpu, ok := g.gpuFor(client, o.handle)
-	if !ok || o.kind != rm.ClassTSG || rm.U32(c.params, rm.PreemptGFXP) != rm.PreemptModeGFXP {
+	if !ok || o.kind != rm.ClassTSG || o.group.lent() || rm.U32(c.params, rm.PreemptGFXP) != rm.PreemptModeGFXP {
 		return answer(c.deny(rm.StatusNotSupported, "gfxp", "denied a graphics preemption mode"))
 	}
 	if g.account.isSet(&o.group.gfxp) {

@@ -237,7 +237,8 @@ func (o *object) plainState() handover.Object {
 		UserdMemory: o.userd.memory, UserdOffset: o.userd.offset, RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine,
 		Engine: o.engine, Notifiers: o.notifiers}
 	if x := o.group; x != nil {
-		v.Group, v.Lent, v.Scheduled, v.Graphics, v.Context = x.number, x.lent, x.scheduled, x.graphics, x.context
+		v.Group, v.Lender, v.LentGroup, v.Scheduled, v.Graphics, v.Context = x.number, x.lender.nonce, x.lender.group, x.scheduled,
+			x.graphics, x.context
 		v.GFXP, v.Shared, v.Preempts, v.Draws = x.gfxp, x.shared, x.preempts, x.draws
 	}
 	if o.streams != nil {

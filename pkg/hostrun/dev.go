@@ -243,7 +243,26 @@ func mountLimiter(p spec.Plan) error {
 			return fmt.Errorf("%s: %w", f.to, err)
 		}
 	}
+	if p.DomainServer {
+		if err := mountDaemon(filepath.Join(page.PipesPath, page.Daemon)); err != nil {
+			return err
+		}
+	}
 	return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY|flags, "mode=755,size=64k")
+}
+
+// mountDaemon gives the daemon of a domain a folder for its sockets and its logs, which members can make grow: it is bounded, and goes with
+// the server.
+func mountDaemon(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("mode=700,size=1m,uid=%d,gid=%d", st.Uid, st.Gid)
+	if err := unix.Mount("cgpu", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	}
+	return nil
 }
 
 // keepDeviceNodes tells the driver's libraries not to make nodes, as cgpu-hook does in a container: as root they would make

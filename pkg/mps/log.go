@@ -8,8 +8,9 @@ import (
 	"sync"
 )
 
-// maxLog bounds a file of the log. The daemon and its server write some lines for each connection, of which a member can make any number.
-const maxLog = 1 << 20
+// maxLog bounds a file of the log. The daemon and its server write some lines for each connection, of which a member can make any number. A
+// domain's daemon has 1 MiB for its folder.
+const maxLog = 256 << 10
 
 // logFile is what the daemon and its server say: the last of it, in one file and its predecessor.
 type logFile struct {

@@ -242,9 +242,11 @@ func mounted(dir string) bool {
 // Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket.
 func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "mps", uuid, domain) }
 
-// Members is in the folder of Pipes, PipesPath where members see it. In the server's own mounts all of the folder is there.
+// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees the first
+// at PipesPath; the server has all of the folder there.
 const (
 	Members   = "members"
+	Daemon    = "daemon"
 	PipesPath = "/run/cgpu/mps"
 )
 

@@ -90,7 +90,7 @@ func makeFolder(path string, user int) error {
 		path string
 		mode fs.FileMode
 		user int
-	}{{made, 0o711, 0}, {filepath.Join(made, page.Members), 0o755, user}, {filepath.Join(made, "daemon"), 0o700, user}} {
+	}{{made, 0o711, 0}, {filepath.Join(made, page.Members), 0o755, user}, {filepath.Join(made, page.Daemon), 0o700, user}} {
 		if err := os.Mkdir(dir.path, dir.mode); err != nil {
 			return err
 		}

@@ -38,8 +38,9 @@ type Lent struct {
 	Error string `json:"error,omitempty"`
 	UUID  string `json:"uuid,omitempty"` // of its GPU
 	Class uint32 `json:"class,omitempty"`
-	// Engine is a channel group's, Size, Length and Page are device memory's.
+	// Size is what is charged for it. Engine and Group, a number, are a channel group's, Length and Page are device memory's.
 	Engine             uint32 `json:"engine,omitempty"`
+	Group              int    `json:"group,omitempty"`
 	Size, Length, Page quota.Bytes
 }
 
