@@ -21,11 +21,11 @@ type control struct {
 }
 
 // command returns what the program printed.
-func (d *control) command(lines ...string) (string, error) {
+func (d *control) command(line string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), d.patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.program)
-	cmd.Env, cmd.Stdin = d.env, strings.NewReader(strings.Join(lines, "\n")+"\n")
+	cmd.Env, cmd.Stdin = d.env, strings.NewReader(line+"\n")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
@@ -33,14 +33,14 @@ func (d *control) command(lines ...string) (string, error) {
 		err = fmt.Errorf("no answer in %v", d.patience)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: %w %.200q", strings.Join(lines, ", "), err, out.String())
+		return "", fmt.Errorf("%s: %w %.200q", line, err, out.String())
 	}
 	return out.String(), nil
 }
 
 // servers are the daemon's, by their pids.
-func (d *control) servers(lines ...string) ([]string, error) {
-	out, err := d.command(append(lines, "get_server_list")...)
+func (d *control) servers() ([]string, error) {
+	out, err := d.command("get_server_list")
 	var pids []string
 	for _, word := range strings.Fields(out) {
 		if _, err := strconv.ParseUint(word, 10, 31); err == nil {
@@ -57,7 +57,10 @@ func (d *control) setPercent(percent int) error {
 		return nil
 	}
 	d.percent = 0
-	pids, err := d.servers(fmt.Sprintf("set_default_active_thread_percentage %d", percent))
+	if _, err := d.command(fmt.Sprintf("set_default_active_thread_percentage %d", percent)); err != nil {
+		return err
+	}
+	pids, err := d.servers()
 	if err != nil {
 		return err
 	}
