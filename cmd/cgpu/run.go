@@ -110,6 +110,9 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 		if q.Threads, err = strconv.Atoi(text); err != nil || q.Threads < 1 || q.Threads > quota.MaxPercent {
 			return nil, fmt.Errorf("--threads %q: want 1 to %d", text, quota.MaxPercent)
 		}
+		if q.Domain == "" {
+			return nil, fmt.Errorf("--threads %q: counts in a trust domain only; name one with --domain", text)
+		}
 	}
 	switch gpu := c.String("gpu"); {
 	case gpu == "all":
