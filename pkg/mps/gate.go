@@ -37,7 +37,11 @@ const network = "unixpacket"
 const (
 	// most is how many connections are served at once; others wait in the socket's backlog. A client makes one for its process and one
 	// for each context, and they last for milliseconds.
-	most = 64
+	most = 512
+	// mostOfOne is how many of them one container has: who has more is hung up on.
+	mostOfOne = 128
+	// banTime is for how long a container's programs are turned away when one of them has kept all others waiting.
+	banTime = 10 * time.Second
 	// startTime is for the daemon, which may have a server to start.
 	startTime = 30 * time.Second
 )
@@ -56,11 +60,60 @@ type Gate struct {
 	Refused  func(error) // is told whom it turned away; by several goroutines
 	// Prepare is called before a client is let through, with its part of the multiprocessors in percent.
 	Prepare func(percent int) error
-	// Doubt is called when a client has its socket and does not say that it has spoken with the server, which waits for it, and for it
-	// alone.
+	// Doubt is called when the daemon does not take a client, or a client has its socket and does not say that it has spoken with the
+	// server, which waits for it, and for it alone.
 	Doubt func(error)
 
 	turn sync.Mutex // of one client at a time, from Prepare until it has spoken with the server
+
+	mu     sync.Mutex
+	open   map[string]int       // connections of a container
+	banned map[string]time.Time // until when
+}
+
+// sourceOf is what tells a process' container from others: its cgroups. Of a process that has gone they are not known.
+func sourceOf(pid int32) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	return string(text)
+}
+
+// enter counts a connection of a container, unless it has too many; leave takes it back.
+func (g *Gate) enter(source string) (leave func(), err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open == nil {
+		g.open, g.banned = map[string]int{}, map[string]time.Time{}
+	}
+	if g.open[source] >= mostOfOne {
+		return nil, fmt.Errorf("its container has %d connections", mostOfOne)
+	}
+	g.open[source]++
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.open[source]--; g.open[source] == 0 {
+			delete(g.open, source)
+		}
+	}, nil
+}
+
+// ban turns a container away for a while.
+func (g *Gate) ban(source string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.banned[source] = time.Now().Add(banTime)
+}
+
+func (g *Gate) isBanned(source string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for s, until := range g.banned {
+		if time.Now().After(until) {
+			delete(g.banned, s)
+		}
+	}
+	_, yes := g.banned[source]
+	return yes
 }
 
 // Serve serves who connects, each with a part of the multiprocessors, until the listener is closed.
@@ -94,6 +147,12 @@ func (g *Gate) relay(member *net.UnixConn, percent int) error {
 		return err
 	}
 	bad := func(err error) error { return fmt.Errorf("process %d: %w", peer.Pid, err) }
+	source := sourceOf(peer.Pid)
+	leave, err := g.enter(source)
+	if err != nil {
+		return bad(err)
+	}
+	defer leave()
 	_ = member.SetDeadline(time.Now().Add(g.Patience))
 	if err := send(member, hello); err != nil {
 		return nil // it has gone
@@ -112,12 +171,17 @@ func (g *Gate) relay(member *net.UnixConn, percent int) error {
 	}
 	g.turn.Lock()
 	defer g.turn.Unlock()
+	if g.isBanned(source) {
+		return bad(errors.New("a program of its container has been silent just now, which keeps all others waiting"))
+	}
 	if err := g.Prepare(percent); err != nil {
 		return bad(fmt.Errorf("its part of %d %% of the multiprocessors: %w", percent, err))
 	}
 	daemon, end, err := g.register()
 	if err != nil {
-		return bad(fmt.Errorf("the control daemon: %w", err))
+		err = bad(fmt.Errorf("the control daemon: %w", err))
+		g.Doubt(err)
+		return err
 	}
 	defer daemon.Close()
 	defer unix.Close(end)
@@ -127,6 +191,9 @@ func (g *Gate) relay(member *net.UnixConn, percent int) error {
 		_, err = receive(member, received, 0)
 	}
 	if err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			g.ban(source)
+		}
 		err = bad(fmt.Errorf("has not spoken with the server: %w", err))
 		_ = daemon.Close() // it waits for that, too
 		g.Doubt(err)

@@ -104,7 +104,7 @@ func TestClients(t *testing.T) {
 	o := open(t, os.Geteuid())
 	o.works(t)
 	var all sync.WaitGroup
-	for range 3 * most {
+	for range mostOfOne {
 		all.Go(func() {
 			c, err := mpstest.Client(o.socket)
 			if err != nil {
@@ -218,7 +218,7 @@ func TestAnotherUser(t *testing.T) {
 // Who says nothing is hung up on, as is who does not say that it has its socket; meanwhile the daemon is free for others.
 func TestSilent(t *testing.T) {
 	o := open(t, os.Geteuid())
-	for range most / 2 {
+	for range mostOfOne / 2 {
 		connect(t, o)
 	}
 	o.works(t)
@@ -238,7 +238,11 @@ func TestSilent(t *testing.T) {
 	if n := o.doubts.Load(); n != 1 {
 		t.Errorf("%d doubts", n)
 	}
-	o.works(t)
+	if c, err := mpstest.Client(o.socket); err == nil {
+		t.Error("was let through at once again")
+		_ = c.Close()
+	}
+	o.told(t, "has been silent just now")
 }
 
 // A gate leaves no descriptor open, whoever sends some.
@@ -269,4 +273,47 @@ func TestDescriptors(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	t.Errorf("%d descriptors, %d before", count(), before)
+}
+
+// TestBan: who has kept the others waiting does not do so again at once, and neither do others of its container; those of another do not care.
+func TestBan(t *testing.T) {
+	g := &Gate{}
+	if _, err := g.enter("a"); err != nil || g.isBanned("a") {
+		t.Fatal(err)
+	}
+	g.ban("a")
+	if !g.isBanned("a") || g.isBanned("b") {
+		t.Error("the wrong one is banned")
+	}
+	g.banned["a"] = time.Now().Add(-time.Second)
+	if g.isBanned("a") || len(g.banned) != 0 {
+		t.Error("it is banned for ever")
+	}
+}
+
+// TestMostOfOne: a container has a bounded part of the connections.
+func TestMostOfOne(t *testing.T) {
+	g := &Gate{}
+	var leave []func()
+	for range mostOfOne {
+		f, err := g.enter("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave = append(leave, f)
+	}
+	if _, err := g.enter("a"); err == nil {
+		t.Error("one too many")
+	}
+	if f, err := g.enter("b"); err != nil {
+		t.Error(err)
+	} else {
+		f()
+	}
+	for _, f := range leave {
+		f()
+	}
+	if _, err := g.enter("a"); err != nil || len(g.open) != 1 {
+		t.Errorf("%v, %v", g.open, err)
+	}
 }

@@ -48,8 +48,10 @@ func (l *logFile) Write(p []byte) (int, error) {
 	if l.size+int64(len(p)) > l.most && l.begin() != nil || l.f == nil {
 		return len(p), nil
 	}
-	n, _ := l.f.Write(p)
-	l.size += int64(n)
+	n, err := l.f.Write(p)
+	if l.size += int64(n); err != nil {
+		_ = l.begin()
+	}
 	return len(p), nil
 }
 

@@ -31,7 +31,7 @@ const forAll = "-multiuser-server"
 
 // Server is a domain's control daemon with a gate before it. It needs no privilege.
 type Server struct {
-	Members string   // the folder that members get; the gate's socket is all that is in it
+	Members string   // the folder whose folders (page.Part) members get; the gate's sockets are all that is in these
 	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string // the daemon, in the foreground
 
@@ -64,7 +64,7 @@ func (s Server) Run(ctx context.Context) error {
 		_ = daemon.Process.Kill()
 		return fmt.Errorf("%s: %w", s.Command[0], err)
 	}
-	d := &control{program: s.Command[0], env: daemon.Env, percent: all, patience: cmp.Or(s.patience, patience)}
+	d := &control{program: s.Command[0], env: daemon.Env, percent: page.AllParts, patience: cmp.Or(s.patience, patience)}
 	doubted := make(chan error, 1)
 	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Prepare: d.setPercent, Doubt: func(why error) {
 		if err := d.ask(); err != nil {
@@ -139,7 +139,8 @@ func (s Server) user() int {
 func (s Server) attributes() *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if s.user() == AnyUser {
-		a.Cloneflags = syscall.CLONE_NEWUSER
+		// Client and server need no namespace in common: whoever takes the server over has the less.
+		a.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
 		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
@@ -220,8 +221,8 @@ func (s Server) quit(d *control, daemon *exec.Cmd, ended <-chan error) error {
 	return <-ended
 }
 
-// open makes the gate's sockets: in the members' folder that of members that have all multiprocessors, and in folders named 1 to 99 below it
-// those of members that have so many percent, and see nothing but that folder.
+// open makes the gate's sockets, in folders named 1 to 100 below the members': for those that have so many percent of the multiprocessors,
+// and see nothing but that folder. The folders are there, and root's is the one above: root mounts them, whatever this process becomes.
 func (s Server) open(g *Gate) (stop func(), err error) {
 	var made []func()
 	stop = func() {
@@ -229,15 +230,8 @@ func (s Server) open(g *Gate) (stop func(), err error) {
 			f()
 		}
 	}
-	for percent := 1; percent <= all; percent++ {
-		dir := page.Part(s.Members, percent)
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return stop, err
-		}
-		if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask
-			return stop, err
-		}
-		path := filepath.Join(dir, SocketName)
+	for percent := 1; percent <= page.AllParts; percent++ {
+		path := filepath.Join(page.Part(s.Members, percent), SocketName)
 		l, err := listen(path)
 		if err != nil {
 			return stop, err
@@ -247,6 +241,3 @@ func (s Server) open(g *Gate) (stop func(), err error) {
 	}
 	return stop, nil
 }
-
-// all is the part of a member that has no part.
-const all = 100

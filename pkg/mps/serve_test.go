@@ -64,7 +64,13 @@ func started(t *testing.T, command ...string) *running {
 	if err := errors.Join(os.Mkdir(s.Members, 0o755), os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	for _, stale := range []string{filepath.Join(s.Members, SocketName), filepath.Join(s.Members, SocketName+".new")} {
+	for percent := 1; percent <= page.AllParts; percent++ {
+		if err := os.Mkdir(page.Part(s.Members, percent), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := page.Part(s.Members, 0)
+	for _, stale := range []string{filepath.Join(all, SocketName), filepath.Join(all, SocketName+".new")} {
 		l, err := net.ListenUnix(network, &net.UnixAddr{Name: stale, Net: network}) // of one that was killed
 		if err != nil {
 			t.Fatal(err)
@@ -74,7 +80,7 @@ func started(t *testing.T, command ...string) *running {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	r := &running{socket: filepath.Join(s.Members, SocketName), cancel: cancel, ended: make(chan error, 1)}
+	r := &running{socket: filepath.Join(all, SocketName), cancel: cancel, ended: make(chan error, 1)}
 	go func() { r.ended <- s.Run(ctx) }()
 	for range 1000 {
 		if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: r.socket, Net: network}); err == nil {
@@ -93,7 +99,9 @@ func started(t *testing.T, command ...string) *running {
 }
 
 // ownOf is the daemon's folder, by the gate's socket.
-func ownOf(socket string) string { return filepath.Join(filepath.Dir(filepath.Dir(socket)), "daemon") }
+func ownOf(socket string) string { return filepath.Join(filepath.Dir(membersOf(socket)), "daemon") }
+
+func membersOf(socket string) string { return filepath.Dir(filepath.Dir(socket)) }
 
 func TestServer(t *testing.T) {
 	r := started(t, os.Args[0], "-f")
@@ -112,7 +120,7 @@ func TestServer(t *testing.T) {
 	if err := r.stop(); err != nil {
 		t.Errorf("the daemon ended by %v: want quit", err)
 	}
-	if left, err := filepath.Glob(filepath.Join(filepath.Dir(r.socket), "*", SocketName)); err != nil || len(left) != 0 {
+	if left, err := filepath.Glob(filepath.Join(membersOf(r.socket), "*", SocketName)); err != nil || len(left) != 0 {
 		t.Errorf("left in the members' folders: %v, %v", left, err)
 	}
 	if _, err := os.Stat(r.socket); !errors.Is(err, os.ErrNotExist) {
@@ -148,7 +156,7 @@ func TestParts(t *testing.T) {
 }
 
 func partBy(socket string, percent int) (string, error) {
-	c, err := mpstest.Client(filepath.Join(page.Part(filepath.Dir(socket), percent), SocketName))
+	c, err := mpstest.Client(filepath.Join(page.Part(membersOf(socket), percent), SocketName))
 	if err != nil {
 		return "", err
 	}
@@ -217,7 +225,7 @@ func TestUsers(t *testing.T) {
 	}
 	a := all.attributes()
 	want := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
-	if all.user() != AnyUser || a.Cloneflags != syscall.CLONE_NEWUSER || a.Pdeathsig != syscall.SIGKILL || !slices.Equal(a.UidMappings, want) {
+	if all.user() != AnyUser || a.Cloneflags&syscall.CLONE_NEWUSER == 0 || a.Pdeathsig != syscall.SIGKILL || !slices.Equal(a.UidMappings, want) {
 		t.Errorf("for all: user %d, %+v", all.user(), a)
 	}
 }

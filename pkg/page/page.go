@@ -242,19 +242,22 @@ func mounted(dir string) bool {
 // Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket.
 func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "mps", uuid, domain) }
 
-// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees the first
-// at PipesPath; the server has all of the folder there.
+// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees its Part of
+// the first at PipesPath; the server has all of the folder there.
 const (
 	Members   = "members"
 	Daemon    = "daemon"
 	PipesPath = "/run/cgpu/mps"
 )
 
-// Part is the folder of a member that has a part of the multiprocessors, in percent; 0 and 100: the members' folder itself. By which folder
-// it comes says what it gets.
+// Part is the folder of a member that has a part of the multiprocessors, in percent, 1 to AllParts; 0: all. By which folder it comes says
+// what it gets.
 func Part(members string, percent int) string {
-	if percent%100 == 0 {
-		return members
+	if percent == 0 {
+		percent = AllParts
 	}
 	return filepath.Join(members, strconv.Itoa(percent))
 }
+
+// AllParts is how many folders there are.
+const AllParts = 100

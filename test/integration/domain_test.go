@@ -110,7 +110,7 @@ func TestDomain(t *testing.T) {
 			t.Errorf("%s: %v", command, r)
 		}
 	}
-	members := filepath.Join(lab.RunDir, "mps", server.VGPUs[0].UUID, "team", "members")
+	members := filepath.Join(lab.RunDir, "mps", server.VGPUs[0].UUID, "team", "members", "100")
 	stranger := []string{"--", "env", "CUDA_MPS_PIPE_DIRECTORY=" + members, p, "mps-client"}
 	wantRefused(t, tryRun("1GiB", stranger...), "RM_DUP_OBJECT.*NV_ERR_INVALID_CLIENT")
 	for _, s := range []*started{all, part} {

@@ -74,23 +74,30 @@ func isNamed(records []ledger.Record, name, uuid string) bool {
 // ownerOf is whose a folder is; false: it is not whole.
 func ownerOf(dir string) (int, bool) {
 	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(dir, page.Members), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+	if err := unix.Lstat(page.Part(filepath.Join(dir, page.Members), 0), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return 0, false
 	}
 	return int(st.Uid), true
 }
 
-// makeFolder makes one at once, whole: with the members' folder, and the daemon's own.
+// makeFolder makes one at once, whole: with the members' folders, and the daemon's own. Only what is in these is the server's to make: root
+// mounts them, and must find what it made itself.
 func makeFolder(path string, user int) error {
 	made := filepath.Join(filepath.Dir(path), ".new") // no domain's name
 	if err := os.RemoveAll(made); err != nil {
 		return err
 	}
-	for _, dir := range []struct {
+	type folder struct {
 		path string
 		mode fs.FileMode
 		user int
-	}{{made, 0o711, 0}, {filepath.Join(made, page.Members), 0o755, user}, {filepath.Join(made, page.Daemon), 0o700, user}} {
+	}
+	members := filepath.Join(made, page.Members)
+	list := []folder{{made, 0o711, 0}, {members, 0o755, 0}, {filepath.Join(made, page.Daemon), 0o700, user}}
+	for percent := 1; percent <= page.AllParts; percent++ {
+		list = append(list, folder{page.Part(members, percent), 0o755, user})
+	}
+	for _, dir := range list {
 		if err := os.Mkdir(dir.path, dir.mode); err != nil {
 			return err
 		}
