@@ -275,7 +275,8 @@ func TestDescriptors(t *testing.T) {
 	t.Errorf("%d descriptors, %d before", count(), before)
 }
 
-// TestBan: who has kept the others waiting does not do so again at once, and neither do others of its container; those of another do not care.
+// TestBan: who has kept the others waiting does not do so again at once, and neither do others of its container; those of another do not
+// care.
 func TestBan(t *testing.T) {
 	g := &Gate{}
 	if _, err := g.enter("a"); err != nil || g.isBanned("a") {

@@ -201,7 +201,8 @@ func TestNoDaemon(t *testing.T) {
 
 // A daemon that ends takes the gate along, with how it ended.
 func TestDaemonEnds(t *testing.T) {
-	r := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`, os.Args[0])
+	r := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`,
+		os.Args[0])
 	if err := os.WriteFile(filepath.Join(ownOf(r.socket), "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -225,13 +226,15 @@ func TestUsers(t *testing.T) {
 	}
 	a := all.attributes()
 	want := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
-	if all.user() != AnyUser || a.Cloneflags&syscall.CLONE_NEWUSER == 0 || a.Pdeathsig != syscall.SIGKILL || !slices.Equal(a.UidMappings, want) {
+	if all.user() != AnyUser || a.Cloneflags&syscall.CLONE_NEWUSER == 0 || a.Pdeathsig != syscall.SIGKILL ||
+		!slices.Equal(a.UidMappings, want) {
 		t.Errorf("for all: user %d, %+v", all.user(), a)
 	}
 }
 
 func TestDaemonEnvironment(t *testing.T) {
-	got := daemonEnvironment([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/x", "CUDA_MPS_LOG_DIRECTORY=/y", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=5"}, "/own")
+	got := daemonEnvironment([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/x", "CUDA_MPS_LOG_DIRECTORY=/y", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=5"},
+		"/own")
 	want := []string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/own", "CUDA_MPS_LOG_DIRECTORY=/own"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

@@ -242,8 +242,8 @@ func mounted(dir string) bool {
 // Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket.
 func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "mps", uuid, domain) }
 
-// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees its Part of
-// the first at PipesPath; the server has all of the folder there.
+// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees its Part
+// of the first at PipesPath; the server has all of the folder there.
 const (
 	Members   = "members"
 	Daemon    = "daemon"

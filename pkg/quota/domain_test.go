@@ -31,7 +31,8 @@ func TestThreads(t *testing.T) {
 			t.Errorf("%q: %v, %v", value, q, err)
 		}
 	}
-	if _, err := FromSpec([]string{"CGPU_MEM=1", "CGPU_THREADS=30"}, nil); err == nil || !strings.Contains(err.Error(), `CGPU_THREADS="30": counts in`) {
+	if _, err := FromSpec([]string{"CGPU_MEM=1", "CGPU_THREADS=30"}, nil); err == nil ||
+		!strings.Contains(err.Error(), `CGPU_THREADS="30": counts in`) {
 		t.Errorf("without a domain: %v", err)
 	}
 	q, err := Beside([]string{"CGPU_THREADS=40", "CGPU_DOMAIN=a"}, map[string]string{"cgpu.io/threads": "30"})

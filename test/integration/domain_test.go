@@ -70,8 +70,8 @@ func domainServer(t *testing.T) (found ledger.Record, ok bool) {
 	return found, false
 }
 
-// TestDomain: members of a domain find a server that nobody has started, each has its part and its limit, by docker as by cgpu run, whatever
-// user it is; nobody else has any of it, and nobody commands.
+// TestDomain: members of a domain find a server that nobody has started, each has its part and its limit, by docker as by cgpu run,
+// whatever user it is; nobody else has any of it, and nobody commands.
 func TestDomain(t *testing.T) {
 	domainNode(t)
 	all, part := member(t, "0:0"), member(t, "1234:1235", "--threads", "30")
