@@ -98,9 +98,13 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if x.kind == rm.ClassChannel {
-		// Under a second name it could be scheduled unseen. The driver makes none, either.
-		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel"))
+	if x.kind == rm.ClassChannel || x.group != nil && !g.sharesGroups(x) {
+		// Of a channel the driver makes none, either.
+		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
+	}
+	if x.class == classContextShare {
+		// It would outlive its address space and its group, to which the driver goes on having pointers (kctxshareapiCopyConstruct_IMPL).
+		return answer(c.deny(rm.StatusNotSupported, "dupshare", "denied a second handle on a context share"))
 	}
 	if x.group != nil && g.account.gpuOf(src, object) != g.account.gpuOf(dst, rm.U32(o, rm.DupParent)) {
 		return answer(c.denyOtherGPU())

@@ -240,7 +240,7 @@ func (a *account) dropObject(c *client, o *object) {
 	}
 	a.books.end(o)
 	delete(c.objects, o.handle)
-	o.forgetGroup(c)
+	a.forgetGroup(c, o)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
 	if _, ok := c.policies[o.handle]; ok {

@@ -167,6 +167,10 @@ func killRun(nonce string) (n int) {
 // Become makes this process the server.
 func (d Domain) Become(inherited hostrun.Inherited) error {
 	hostrun.Leave() // it is nobody's, so it ends with nobody's session or service
+	// The guard by which it is started is spared where memory runs out. What members can make grow goes first.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0); err != nil {
+		return err
+	}
 	table, err := node.Load(d.RunDir)
 	if err != nil {
 		return err
