@@ -335,7 +335,9 @@ func domains(in []string, out *[]string) error {
 			return fault("domains", name, reason)
 		}
 	}
-	*out = in
+	if len(in) > 0 {
+		*out = in
+	}
 	return nil
 }
 

@@ -82,10 +82,11 @@ type client struct {
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
 	subdevices       map[uint32]*object
-	notified         map[*object]bool  // memory that channels write errors to
-	fileSeenAt       place             // where its file was found last
-	euid             int               // the user number that it was made under, by which RM compares users; -1: not known
-	policies         map[uint32]policy // by object that has policies of its own, see share.go
+	dependants       map[uint32]*object // see dependants.go
+	notified         map[*object]bool   // memory that channels write errors to
+	fileSeenAt       place              // where its file was found last
+	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
+	policies         map[uint32]policy  // by object that has policies of its own, see share.go
 	open             openRights
 	ending           bool               // its channels are off for good, see Guard.stop
 	unseen           bool               // it has a channel that the guard has not seen made, and is being freed
@@ -114,7 +115,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 		a.dropClient(old)
 	}
 	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{},
-		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
+		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}, dependants: map[uint32]*object{}}
 	a.clients[handle] = c
 	a.books.note(c)
 	return c

@@ -104,6 +104,7 @@ type Guard struct {
 	auditing       bool // the guard compares with the driver's account, until auditUntil, with auditWait between
 	auditUntil     time.Time
 	auditWait      time.Duration
+	auditSuspects  suspicion
 
 	uvmMaps atomic.Int64 // mappings in its UVM address spaces
 	uvmHost hostPool     // what UVM has on the host for the container
