@@ -53,13 +53,15 @@ func Join(cfg guardcfg.Config) error {
 func refuse(cfg guardcfg.Config, r ledger.Record) string {
 	switch {
 	case !slices.Contains(cfg.Settings.Domains, cfg.Domain):
-		return fmt.Sprintf("there is no such trust domain on this node; add it to domains = %q in cgpu.toml, or leave it out", cfg.Settings.Domains)
+		return fmt.Sprintf("there is no such trust domain on this node; add it to domains = %q in cgpu.toml, or leave it out",
+			cfg.Settings.Domains)
 	case len(cfg.GPUs) != 1 || len(r.VGPUs) != 1:
 		return "a domain's MPS server is for one GPU, and the container has others; ask for a slice of one GPU"
 	}
 	switch s := r.VGPUs[0].Share; {
 	case s.Percent != 0 || s.Weight > 1:
-		return "the GPU's time is shared by domains as a whole; set weight and percentage of the domain's server (cgpu set), and leave them out here"
+		return "the GPU's time is shared by domains as a whole; set weight and percentage of the domain's server (cgpu set), and leave them " +
+			"out here"
 	case s.Priority != quota.PriorityDefault:
 		return "a domain has no priority; leave the priority out"
 	}

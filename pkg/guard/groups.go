@@ -83,8 +83,8 @@ func (g *channelGroup) channels() (list []gpusched.Channel) {
 	return list
 }
 
-// sharesGroups reports that a second handle on a group may be had: where the node has trust domains, which MPS is for. A group has a pointer
-// to its maker's address space, which may have ended, and channels without a context share of their own use that
+// sharesGroups reports that a second handle on a group may be had: where the node has trust domains, which MPS is for. A group has a
+// pointer to its maker's address space, which may have ended, and channels without a context share of their own use that
 // (kchangrpapiSetLegacyMode_IMPL): there must be none before, and there is none after (checkChannel).
 func (g *Guard) sharesGroups(o object) bool {
 	g.account.mu.Lock()

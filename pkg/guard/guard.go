@@ -92,7 +92,6 @@ type Guard struct {
 	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
 	instances      map[uint32]int             // RM device instance → index in gpus
 	logged         map[string]map[string]bool // by message: the keys of logOnce
-	retired        bool                       // the domain's server ends because nobody names the domain
 	initPID        int
 	initStart      uint64
 	cgroups        cgroups

@@ -18,8 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is said on the daemon's socket, one packet each. Who connects says what he is; a client is handed one end of a socket whose other end
-// the server gets, and speaks with the server from then on: to the daemon a client never says anything that is not one of these constants.
+// What is said on the daemon's socket, one packet each. Who connects says what he is; a client is handed one end of a socket whose other
+// end the server gets, and speaks with the server from then on: to the daemon a client never says anything that is not one of these
+// constants.
 const (
 	hello       = "OUTBHELL\x00" // the daemon, to all
 	credentials = "OUTBCRED\x00" // the answer, with SCM_CREDENTIALS

@@ -98,8 +98,8 @@ func (s Server) clear() error {
 	return os.Chmod(s.Own, 0o700)
 }
 
-// start starts the daemon. The kernel gives the files of a process that is not dumpable (pkg/nodump) to root: meanwhile this one is, so that
-// it can write the child's map of users.
+// start starts the daemon. The kernel gives the files of a process that is not dumpable (pkg/nodump) to root: meanwhile this one is, so
+// that it can write the child's map of users.
 func start(daemon *exec.Cmd) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
 		return err

@@ -119,7 +119,9 @@ func TestNoDaemon(t *testing.T) {
 
 // A daemon that ends takes the gate along, with how it ended.
 func TestDaemonEnds(t *testing.T) {
-	socket, stop := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`, os.Args[0])
+	socket,
+		stop := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`,
+		os.Args[0])
 	if err := os.WriteFile(filepath.Join(ownOf(socket), "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -65,7 +65,7 @@ func (d Domain) Start(within time.Duration) error {
 			}
 		case ok: // it begins, or ends
 		case child == nil:
-			if child, err = d.start(deadline); err != nil {
+			if child, err = d.start(); err != nil {
 				return err
 			}
 		}
@@ -91,7 +91,7 @@ type process struct {
 }
 
 // start makes the server's process, which is nobody's child when this one has ended.
-func (d Domain) start(deadline time.Time) (*process, error) {
+func (d Domain) start() (*process, error) {
 	fd, err := unix.MemfdCreate(RunName, unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// Program stands for nvidia-cuda-mps-control: with -f it is the daemon, in the folder that CUDA_MPS_PIPE_DIRECTORY names, until it is told to
-// quit; without arguments it commands the daemon there what is on standard input.
+// Program stands for nvidia-cuda-mps-control: with -f it is the daemon, in the folder that CUDA_MPS_PIPE_DIRECTORY names, until it is told
+// to quit; without arguments it commands the daemon there what is on standard input.
 func Program(args []string, server func(*net.UnixConn)) error {
 	socket := filepath.Join(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "control")
 	switch {
