@@ -68,8 +68,8 @@ func (g *Guard) isRetired() bool {
 }
 
 func (g *Guard) domainHasMembers() bool {
-	records, err := ledger.Open(g.cfg.RunDir).List()
-	return err != nil || ledger.HasMembers(records, g.cfg.Domain, g.cfg.GPUs[0].UUID)
+	some, err := ledger.Open(g.cfg.RunDir).HasMembers(g.cfg.Domain, g.cfg.GPUs[0].UUID)
+	return some || err != nil
 }
 
 // killAll kills all of the container.
