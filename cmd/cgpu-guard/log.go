@@ -9,12 +9,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sync"
 )
 
 const (
-	// maxLog bounds a guard's log in bytes; the node keeps so many logs (ledger.Sweep).
+	// maxLog bounds a guard's log in bytes; the node keeps so many logs (ledger.Sweep). Programs that go on in its place may add as much, all
+	// together: a guard may be handed over, or crash, without end.
 	maxLog = 64 << 10
 	// maxLike bounds how often one message is written. A container can cause a denied call of each of 2³² controls: 93 KB of lines
 	// in 0.07 s. Without this bound what it does first would keep out of the log what it does later.
@@ -87,6 +89,11 @@ func (l *logFile) Write(p []byte) (int, error) {
 		}
 		if l.f, err = os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
 			return 0, fmt.Errorf("open the log: %w", err)
+		}
+		if info, err := l.f.Stat(); err == nil && info.Size() > 2*maxLog {
+			l.left = 0
+		} else if l.left > 0 {
+			_ = debug.SetCrashOutput(l.f, debug.CrashOptions{}) // nobody reads what this process says on standard error
 		}
 	}
 	switch {

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -59,5 +60,38 @@ func TestLogFull(t *testing.T) {
 	if len(got) > maxLog || len(got) < maxLog/2 || !strings.HasSuffix(got, "\n"+string(fullLine)) ||
 		strings.Count(got, "the log is full") != 1 {
 		t.Errorf("%d bytes, the end is %q", len(got), got[max(0, len(got)-200):])
+	}
+}
+
+// TestLogEndless: of any number of programs that have one log each says something at first, and the file has a bound.
+func TestLogEndless(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.log")
+	for i := range 1000 {
+		newLogOf(path, maxLog/8).Warn("the guard was killed; this one goes on", "number", i, "err", strings.Repeat("x", 1000))
+	}
+	got := text(t, path)
+	if !strings.Contains(got, "number=100 ") || len(got) > 3*maxLog {
+		t.Errorf("%d bytes, the end is %q", len(got), got[max(0, len(got)-200):])
+	}
+}
+
+// crashEnv has the test binary crash, with a log there.
+const crashEnv = "CGPU_TEST_CRASH_LOG"
+
+// TestLogCrash: why a guard crashed is in its log.
+func TestLogCrash(t *testing.T) {
+	if path := os.Getenv(crashEnv); path != "" {
+		newLog(path).Info("ready")
+		go func() { panic("index out of range") }()
+		select {}
+	}
+	path := filepath.Join(t.TempDir(), "a.log")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestLogCrash$")
+	cmd.Env = append(os.Environ(), crashEnv+"="+path)
+	if err := cmd.Run(); err == nil {
+		t.Fatal("it has not crashed")
+	}
+	if got := text(t, path); !strings.Contains(got, "panic: index out of range") || !strings.Contains(got, "log_test.go:") {
+		t.Errorf("%q", got)
 	}
 }

@@ -59,6 +59,7 @@ func main() {
 			return
 		}
 	}
+	unix.CloseOnExec(readyFD) // whoever is started before the verdict must not hold it open
 	ready := os.NewFile(readyFD, "ready")
 	g, sockets, cfg, log, err := start()
 	if err != nil {

@@ -10,13 +10,12 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opencgpu/cgpu/pkg/arbiter/process"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
 )
 
 // reviveMain goes on in the place of a guard that was killed, in what was its keeper. Whatever fails, the container is as it would be
@@ -32,7 +31,7 @@ func reviveMain(args []string) error {
 		return fmt.Errorf("descriptor %.20q", args[0])
 	}
 	f, err := guard.ReadFallen(fd)
-	if f == nil || f.Revived == nil { // it is not known whose log to write to
+	if f == nil || f.Config.Log == "" { // it is not known whose log to write to
 		return err
 	}
 	log := newLogOf(f.Config.Log, maxLog/8) // each one may add so much
@@ -59,11 +58,9 @@ func rise(f *guard.Fallen, before error, log *slog.Logger) (g *guard.Guard, sock
 	}
 	var conn *os.File
 	if sim := f.Process.Sim; sim > 0 {
-		fd, err := unix.FcntlInt(uintptr(sim), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			return nil, sockets, fmt.Errorf("copy a connection: %w", err)
+		if conn, err = handover.Copy(sim, "driver"); err != nil {
+			return nil, sockets, err
 		}
-		conn = os.NewFile(uintptr(fd), "driver")
 		defer conn.Close()
 	}
 	d, err := driver.Revive(f.Config, conn)

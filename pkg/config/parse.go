@@ -51,7 +51,7 @@ type file struct {
 	Limits             *string   `toml:"limits"`
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
-	Domains            *bool     `toml:"domains"`
+	Domains            []string  `toml:"domains"`
 	Profiling          *bool     `toml:"profiling"`
 	Graphics           *bool     `toml:"graphics"`
 	Keeper             *bool     `toml:"keeper"`
@@ -126,6 +126,7 @@ func (f file) config() (Config, error) {
 		part("headroom", f.Headroom, &s.Headroom, "each GPU's memory", device.MostHeadroom),
 		percentage("headroom_cores", f.HeadroomCores, &s.HeadroomCores, 0, device.MostHeadroom),
 		dialects(f.Dialects, &s.Dialects),
+		domains(f.Domains, &s.Domains),
 		choice("pods", f.Pods, &s.Pods, device.PodsAny, device.PodsAllocated, device.PodsGPUShare),
 		podSettings(f.PodSettings, &s.PodSettings),
 		socket("pod_resources", f.PodResources, &s.PodResources),
@@ -148,9 +149,6 @@ func (f file) config() (Config, error) {
 	}
 	if f.HMM != nil {
 		s.HMM = *f.HMM
-	}
-	if f.Domains != nil {
-		s.Domains = *f.Domains
 	}
 	if f.Profiling != nil {
 		s.Profiling = *f.Profiling
@@ -327,6 +325,19 @@ func runtimes(in, out *[]string) error {
 		}
 	}
 	*out = *in
+	return nil
+}
+
+// domains reads the names of the trust domains.
+func domains(in []string, out *[]string) error {
+	for _, name := range in {
+		if reason := quota.CheckDomain(name); reason != "" {
+			return fault("domains", name, reason)
+		}
+	}
+	if len(in) > 0 {
+		*out = in
+	}
 	return nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -51,14 +52,16 @@ func Join(cfg guardcfg.Config) error {
 // container to itself cannot be had.
 func refuse(cfg guardcfg.Config, r ledger.Record) string {
 	switch {
-	case !cfg.Settings.Domains:
-		return "there are no trust domains on this node; set domains = true in cgpu.toml, or leave it out"
+	case !slices.Contains(cfg.Settings.Domains, cfg.Domain):
+		return fmt.Sprintf("there is no such trust domain on this node; add it to domains = %q in cgpu.toml, or leave it out",
+			cfg.Settings.Domains)
 	case len(cfg.GPUs) != 1 || len(r.VGPUs) != 1:
 		return "a domain's MPS server is for one GPU, and the container has others; ask for a slice of one GPU"
 	}
 	switch s := r.VGPUs[0].Share; {
 	case s.Percent != 0 || s.Weight > 1:
-		return "the GPU's time is shared by domains as a whole; set weight and percentage of the domain's server (cgpu set), and leave them out here"
+		return "the GPU's time is shared by domains as a whole; set weight and percentage of the domain's server (cgpu set), and leave them " +
+			"out here"
 	case s.Priority != quota.PriorityDefault:
 		return "a domain has no priority; leave the priority out"
 	}

@@ -50,6 +50,7 @@ type account struct {
 	loose        []*window // of these, those that are over, until nobody can see the memory any more
 	changes      uint64    // handles on device memory that came or went
 	lastGroup    int       // number of a channel group
+	lostGroups   []int     // numbers of those that had been shared and are gone
 	zombies      int       // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
@@ -81,10 +82,11 @@ type client struct {
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
 	subdevices       map[uint32]*object
-	notified         map[*object]bool  // memory that channels write errors to
-	fileSeenAt       place             // where its file was found last
-	euid             int               // the user number that it was made under, by which RM compares users; -1: not known
-	policies         map[uint32]policy // by object that has policies of its own, see share.go
+	dependants       map[uint32]*object // see dependants.go
+	notified         map[*object]bool   // memory that channels write errors to
+	fileSeenAt       place              // where its file was found last
+	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
+	policies         map[uint32]policy  // by object that has policies of its own, see share.go
 	open             openRights
 	ending           bool               // its channels are off for good, see Guard.stop
 	unseen           bool               // it has a channel that the guard has not seen made, and is being freed
@@ -113,7 +115,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 		a.dropClient(old)
 	}
 	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{},
-		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
+		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}, dependants: map[uint32]*object{}}
 	a.clients[handle] = c
 	a.books.note(c)
 	return c

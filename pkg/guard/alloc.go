@@ -135,11 +135,11 @@ const classPeerMemory = 0x503c
 // roomForPeerMemory reports that the container may have another: as many as it may have channel groups, of which a context has four.
 func (g *Guard) roomForPeerMemory() bool {
 	most := g.cfg.Settings.MaxTSGs * len(g.cfg.GPUs)
-	if g.account.countClass(classPeerMemory) < most {
+	if g.account.countPeerMemory() < most {
 		return true
 	}
 	g.sweep()
-	return g.account.countClass(classPeerMemory) < most
+	return g.account.countPeerMemory() < most
 }
 
 // newObject is the record of the object that a RM_ALLOC would make.
@@ -363,7 +363,7 @@ func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 		defer lock.unlock()
 		free := func() (uint32, unix.Errno) { return g.rmFree(t, client, handle) }
 		if s, e := g.freeWhole(t, client, handle, free); e == 0 && s == rm.StatusOK {
-			g.account.freeObject(client, handle)
+			g.objectFreed(t, client, handle)
 		}
 	}
 }

@@ -46,10 +46,19 @@ const (
 	auditPause = 200 * time.Millisecond
 )
 
+// suspicion is why the two accounts are compared.
+type suspicion bool
+
+const (
+	unsure   suspicion = false // they could not be compared in a quiet moment, as a container with much to do has none
+	suspects suspicion = true  // a root alloc went elsewhere, or may have
+)
+
 // startAudit starts to compare the driver's account of the container with the guard's own: now, and for a while.
-func (g *Guard) startAudit() {
+func (g *Guard) startAudit(why suspicion) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.auditSuspects = g.auditSuspects || why
 	g.auditUntil = time.Now().Add(auditTime)
 	g.auditWait = auditPause
 	if !g.auditing {
@@ -63,7 +72,7 @@ func (g *Guard) auditLoop() {
 		took := g.chargeTime(g.audit)
 		g.mu.Lock()
 		if time.Now().After(g.auditUntil) {
-			g.auditing = false
+			g.auditing, g.auditSuspects = false, unsure
 			g.mu.Unlock()
 			return
 		}
@@ -92,8 +101,12 @@ func (g *Guard) audit() {
 		g.log.Error("cannot ask the driver what the container holds", "err", err)
 		return
 	}
-	// A client outlives its process where a child has the file. The driver does not tell of processes that are gone.
-	if g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil }) > 0 {
+	g.mu.Lock()
+	why := g.auditSuspects
+	g.mu.Unlock()
+	// A client outlives its process where a child has the file: a daemon's that has used NVML before it forked, say. The driver does not tell
+	// of processes that are gone.
+	if why == suspects && g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil }) > 0 {
 		g.extendAudit()
 	}
 	var more uncharged

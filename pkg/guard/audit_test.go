@@ -5,6 +5,7 @@ package guard
 import (
 	"os"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -179,7 +180,56 @@ func TestAuditHidden(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = unix.Close(fd)
+	g.auditSuspects = suspects
 	if g.audit(); !g.account.ownsClient(fakeClient) || time.Until(g.auditUntil) < auditTime/2 {
 		t.Errorf("the audit ends in %v", time.Until(g.auditUntil))
 	}
+}
+
+// TestDaemonKeepsClients: a daemon that has used NVML before it forked has clients of a process that has ended. That accounts cannot be
+// compared in a quiet moment, as others of its container allocate all the time, is no reason to free them. That a root alloc went elsewhere
+// is one.
+func TestDaemonKeepsClients(t *testing.T) {
+	d, g := newFakeRM(t)
+	g.sentFDs.pids = func() []int { return []int{os.Getpid()} }
+	c := newFakeCall(t, g, fakeControl)
+	f, err := g.followFile(c.fd, c.node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.clients, f.rooted = 1, true
+	const busy = fakeClient
+	daemons := d.made(c.fd)
+	g.account.addClient(daemons, 1<<22+1, f) // no process
+	withClient(g)
+	m := memoryObject(fakeMemory+7, fakeDevice)
+	d.holding(g, new(atomic.Int64))
+	fake := g.driver.(*fakeDriver)
+	plain := fake.answer
+	fake.answer = func(t Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlGetPidInfo { // it comes and goes
+			g.account.addObject(busy, m, 0, 0, 0)
+			g.account.freeObject(busy, m.handle)
+		}
+		return plain(t, call)
+	}
+	if g.lookAtSettledRoots(); g.audits() != unsure {
+		t.Error("suspects")
+	}
+	if g.audit(); !g.account.ownsClient(daemons) {
+		t.Error("the daemon's client is freed")
+	}
+	g.startAudit(suspects)
+	for deadline := time.Now().Add(patience); g.account.ownsClient(daemons); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it is never freed")
+		}
+	}
+}
+
+// audits tells why an audit is under way.
+func (g *Guard) audits() suspicion {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.auditSuspects
 }

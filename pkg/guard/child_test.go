@@ -307,10 +307,35 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
-	// channel CLIENT GROUP → channel
+	// mpscontext CLIENT → group: as context, and the channel has a context share, as libcuda's have
+	"mpscontext": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p, q := make([]byte, 20), make([]byte, 368)
+		rm.PutU32(p, rm.TSGEngineType, engineGR)
+		tsg, err := c.alloc(c.dev, 0, 0xa06c, p)
+		if err != nil {
+			return "", err
+		}
+		share, err := c.alloc(tsg, 0, classContextShare, make([]byte, 12))
+		if err == nil {
+			rm.PutU32(q, rm.ChannelContextShare, share)
+			_, err = c.alloc(tsg, 0, 0xc86f, q)
+		}
+		return fmt.Sprint(tsg), err
+	},
+	// channel CLIENT GROUP [SHARE] → channel
 	"channel": func(s *childState, a []int) (string, error) {
-		channel, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xc86f, make([]byte, 368))
+		p := make([]byte, 368)
+		if len(a) > 2 {
+			rm.PutU32(p, rm.ChannelContextShare, uint32(a[2]))
+		}
+		channel, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xc86f, p)
 		return fmt.Sprint(channel), err
+	},
+	// share CLIENT GROUP → context share
+	"share": func(s *childState, a []int) (string, error) {
+		share, err := s.clients[a[0]].alloc(uint32(a[1]), 0, classContextShare, make([]byte, 12))
+		return fmt.Sprint(share), err
 	},
 	// engine CLIENT CHANNEL: an object of the graphics engine
 	"engine": func(s *childState, a []int) (string, error) {

@@ -39,7 +39,8 @@
 //	                   osevents.go
 //	RM clients         rootalloc.go (the call that runs in the task), rootfate.go (what became of it), whereabouts.go (of its thread),
 //	                   rootsettled.go (whether somebody else made its client),
-//	                   unseen.go, wholeclient.go (channels that nobody has seen made), audit.go (the driver's account), guardclient.go (the guard's own)
+//	                   unseen.go, dependants.go (what ends with something else), wholeclient.go (channels that
+//	                   nobody has seen made), audit.go (the driver's account), guardclient.go (the guard's own)
 //	another program    upgrade.go (cgpu upgrade), park.go (how all comes to rest), snapshot.go, restore.go (the state)
 //	another guard      books.go (what is written down), flight.go (calls under way), keep.go (the keeper), revive.go (a guard of the books),
 //	                   rise.go, takeback.go (what was under way)

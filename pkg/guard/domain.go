@@ -4,6 +4,7 @@ package guard
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/event"
@@ -27,37 +28,48 @@ func (g *Guard) watchDomain(over <-chan struct{}) {
 		if alone++; g.domainHasMembers() {
 			alone = 0
 		}
-		g.mu.Lock()
-		pid, start := g.initPID, g.initStart
-		g.mu.Unlock()
-		if pid == 0 {
-			continue
+		if alone >= domainLeisure {
+			if _, err := ledger.Open(g.cfg.RunDir).Retire(g.cfg.Nonce); err != nil {
+				g.logOnce("retire", "cannot end the domain's MPS server", "err", err)
+			}
 		}
-		now, err := ledger.ProcStart(pid)
-		switch {
-		case err != nil || now != start:
-			g.killAll()
-		case alone >= domainLeisure && g.retire():
+		if g.domainIsOver() {
 			g.killAll()
 		}
 	}
+}
+
+// domainIsOver reports that the server must end: it takes no more members, its first process is gone, or it has ended a channel group that
+// members have, in which they would compute unscheduled.
+func (g *Guard) domainIsOver() bool {
+	g.mu.Lock()
+	pid, start := g.initPID, g.initStart
+	g.mu.Unlock()
+	if pid == 0 {
+		return false
+	}
+	now, err := ledger.ProcStart(pid)
+	return err != nil || now != start || g.isRetired() || g.hasOrphans()
+}
+
+// hasOrphans reports processes of members with a channel group that the server has ended.
+func (g *Guard) hasOrphans() bool {
+	g.account.mu.Lock()
+	lost := g.account.lostGroups
+	g.account.lostGroups = nil
+	g.account.mu.Unlock()
+	return slices.ContainsFunc(lost, g.guests.have) // none of them is lent again
+}
+
+// isRetired asks the ledger, which outlives this guard.
+func (g *Guard) isRetired() bool {
+	r, err := ledger.Open(g.cfg.RunDir).Get(g.cfg.Nonce)
+	return err == nil && r.Retired
 }
 
 func (g *Guard) domainHasMembers() bool {
-	records, err := ledger.Open(g.cfg.RunDir).List()
-	return err != nil || ledger.HasMembers(records, g.cfg.Domain, g.cfg.GPUs[0].UUID)
-}
-
-// retire has the ledger take no more members for this server. False: it has some.
-func (g *Guard) retire() bool {
-	retired, err := ledger.Open(g.cfg.RunDir).Retire(g.cfg.Nonce)
-	if err != nil {
-		g.log.Warn("cannot end the domain's MPS server", "err", err)
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.retired = g.retired || retired
-	return retired
+	some, err := ledger.Open(g.cfg.RunDir).HasMembers(g.cfg.Domain, g.cfg.GPUs[0].UUID)
+	return some || err != nil
 }
 
 // killAll kills all of the container.
@@ -69,10 +81,7 @@ func (g *Guard) killAll() {
 
 // noteDomainEnd tells of a server that ended before its members, whose contexts are gone with it.
 func (g *Guard) noteDomainEnd() {
-	g.mu.Lock()
-	retired := g.retired
-	g.mu.Unlock()
-	if g.cfg.DomainServer && !retired && g.domainHasMembers() {
+	if g.cfg.DomainServer && g.domainHasMembers() {
 		x := g.cfg.GPUs[0]
 		g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID},
 			Text: fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",

@@ -76,7 +76,7 @@ func (g *Guard) recordFree(c *trappedCall, handle uint32) {
 	if of := c.locked[0]; of.handle == handle {
 		g.clientGone(of)
 	} else {
-		g.account.freeObject(of.handle, handle)
+		g.objectFreed(c.target(), of.handle, handle)
 		g.endWindows()
 	}
 	if g.account.hasZombies() {
@@ -98,9 +98,11 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if x.kind == rm.ClassChannel {
-		// Under a second name it could be scheduled unseen. The driver makes none, either.
-		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel"))
+	if x.kind == rm.ClassChannel || x.class == classContextShare || x.group != nil && !g.sharesGroups(x) {
+		// Under a second name it could be scheduled, or filled, unseen. And a second handle on a group or a context share does not keep the
+		// address space, of which the driver makes channels below it all the same, when it is gone (kctxshareapiCopyConstruct_IMPL,
+		// kchangrpapiCopyConstruct_IMPL). Of groups MPS wants it, see sharesGroups; UVM takes such handles by itself.
+		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel, a channel group or a context share"))
 	}
 	if x.group != nil && g.account.gpuOf(src, object) != g.account.gpuOf(dst, rm.U32(o, rm.DupParent)) {
 		return answer(c.denyOtherGPU())

@@ -34,7 +34,7 @@ func (t tenant) Channels(gpu int, all bool) []gpusched.Channel {
 func (t tenant) GoOn(channels []gpusched.Channel) []gpusched.Channel {
 	return t.guard.account.mayRun(channels)
 }
-func (t tenant) Gone(ch gpusched.Channel)      { t.guard.account.dropFreedChannel(ch) }
+func (t tenant) Gone(ch gpusched.Channel)      { t.guard.account.dropGone(ch.Client, objectOf(ch)) }
 func (t tenant) Guests() []int                 { return t.guard.guests.living() }
 func (t tenant) Owners() map[int]bool          { return t.guard.account.clientPIDs() }
 func (t tenant) RM() (*rmclient.Client, error) { return t.guard.guardClient() }

@@ -60,10 +60,14 @@ func (a *account) noteHandles(o *object) {
 func (g *channelGroup) lent() bool { return g.lender != lender{} }
 
 // forgetGroup notes that a handle is gone.
-func (o *object) forgetGroup(c *client) {
-	if o.group != nil {
-		delete(o.group.handles, o)
-		delete(c.groups, o.handle)
+func (a *account) forgetGroup(c *client, o *object) {
+	if o.group == nil {
+		return
+	}
+	delete(o.group.handles, o)
+	delete(c.groups, o.handle)
+	if len(o.group.handles) == 0 && o.group.shared && !o.group.lent() {
+		a.lostGroups = append(a.lostGroups, o.group.number) // others may have it still
 	}
 }
 
@@ -77,6 +81,31 @@ func (g *channelGroup) channels() (list []gpusched.Channel) {
 		}
 	}
 	return list
+}
+
+// sharesGroups reports that a second handle on a group may be had: where the node has trust domains, which MPS is for. A group has a
+// pointer to its maker's address space, which may have ended, and channels without a context share of their own use that
+// (kchangrpapiSetLegacyMode_IMPL): there must be none before, and there is none after (checkChannel).
+func (g *Guard) sharesGroups(o object) bool {
+	g.account.mu.Lock()
+	defer g.account.mu.Unlock()
+	return len(g.cfg.Settings.Domains) > 0 && !slices.ContainsFunc(o.group.channels(), func(ch gpusched.Channel) bool {
+		return objectOf(ch).contextShare == 0
+	})
+}
+
+// mayHaveChannel reports that a new channel with a context share, or with none (0), may be made below a group: where that has handles in
+// several clients, only with a share that is below the same handle.
+func (a *account) mayHaveChannel(client, group, share uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	o := c.object(group)
+	if o == nil || o.group == nil || !o.group.shared {
+		return true
+	}
+	s := c.object(share)
+	return s != nil && s.class == classContextShare && s.parent == group
 }
 
 // chargeNow is what a second handle of an object has a reference on: of a group what its handles have by now.

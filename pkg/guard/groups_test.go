@@ -17,13 +17,14 @@ import (
 // handle is gone, whoever made it; a guard that goes on as another program knows the same.
 func TestGroupOfSeveral(t *testing.T) {
 	r := newRig(t)
+	r.guard.cfg.Settings.Domains = []string{"team"}
 	c := r.start()
 	server, first, second := c.do("open")[0], c.do("open")[0], c.do("open")[0]
-	group := c.do("context", server)[0]
+	group := c.do("mpscontext", server)[0]
 	r.agree(sim.DefaultContextCost)
 	h1, h2 := c.do("dup", first, server, group)[0], c.do("dup", second, server, group)[0]
-	c.do("engine", first, c.do("channel", first, h1)[0])
-	c.do("engine", second, c.do("channel", second, h2)[0])
+	c.do("engine", first, c.do("channel", first, h1, c.do("share", first, h1)[0])[0])
+	c.do("engine", second, c.do("channel", second, h2, c.do("share", second, h2)[0])[0])
 	c.do("schedule", first, h1)
 	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
 	if n := r.guard.gpuTime.Status(0).TSGs; n != 1 {
@@ -44,7 +45,7 @@ func TestGroupOfSeveral(t *testing.T) {
 	r.agree(0)
 	fourth := c.do("open")[0]
 	c.do("alloc", fourth, 900*mib)
-	group = c.do("context", fourth)[0]
+	group = c.do("mpscontext", fourth)[0]
 	c.refused("NV_ERR_NO_MEMORY", "dup", third, fourth, group) // a context fits, that does not
 	r.agree(900*quota.MiB + sim.DefaultContextCost)
 	c.kill()
@@ -122,7 +123,7 @@ func TestContextOfSeveral(t *testing.T) {
 func TestGroupElsewhere(t *testing.T) {
 	d := answering(0, nil)
 	g := withTwoGPUs(newFakeGuard(t, d))
-	g.cfg.Settings.MaxTSGs = 8
+	g.cfg.Settings.MaxTSGs, g.cfg.Settings.Domains = 8, []string{"team"}
 	g.account.addObject(fakeClient, object{handle: workGroup, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
 	f := newFakeCall(t, g, fakeControl)
 	for parent, want := range map[uint32]uint32{fakeDevice: rm.StatusOK, secondDevice: rm.StatusInvalidDevice} {

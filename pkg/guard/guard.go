@@ -92,7 +92,6 @@ type Guard struct {
 	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
 	instances      map[uint32]int             // RM device instance → index in gpus
 	logged         map[string]map[string]bool // by message: the keys of logOnce
-	retired        bool                       // the domain's server ends because nobody names the domain
 	initPID        int
 	initStart      uint64
 	cgroups        cgroups
@@ -104,6 +103,7 @@ type Guard struct {
 	auditing       bool // the guard compares with the driver's account, until auditUntil, with auditWait between
 	auditUntil     time.Time
 	auditWait      time.Duration
+	auditSuspects  suspicion
 
 	uvmMaps atomic.Int64 // mappings in its UVM address spaces
 	uvmHost hostPool     // what UVM has on the host for the container

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,6 +31,8 @@ type keep struct {
 	process *keeper.Process
 	started []time.Time // keepers, lately
 	over    bool        // there is none any more
+
+	useless atomic.Bool // for good: the books do not say what is so
 }
 
 // A keeper that ends is replaced, but not for ever.
@@ -39,7 +42,13 @@ const (
 )
 
 // startKeeping begins it. A container is served as well without: as it was before there were keepers.
-func (g *Guard) startKeeping(before *keeper.Memory) {
+func (g *Guard) startKeeping() {
+	g.beginBooks(nil)
+	g.startKeeper()
+}
+
+// beginBooks is the first half: from now on it is written down what happens.
+func (g *Guard) beginBooks(before *keeper.Memory) {
 	if !g.cfg.Settings.Keeper {
 		return
 	}
@@ -47,13 +56,24 @@ func (g *Guard) startKeeping(before *keeper.Memory) {
 	if err == nil {
 		err = g.newKeep(before)
 	}
-	if err == nil {
-		err = g.keep.start()
-	}
 	if err != nil {
-		g.log.Error("no keeper: should this guard be killed, nobody goes on in its place", "err", err)
-		g.events.Note(event.Event{Kind: event.Warning, Text: "no keeper: " + err.Error()})
+		g.noKeeper(err)
 	}
+}
+
+// startKeeper is the second half: from now on somebody goes on.
+func (g *Guard) startKeeper() {
+	if g.keep == nil {
+		return
+	}
+	if err := g.keep.start(); err != nil {
+		g.noKeeper(err)
+	}
+}
+
+func (g *Guard) noKeeper(err error) {
+	g.log.Error("no keeper: should this guard be killed, nobody goes on in its place", "err", err)
+	g.events.Note(event.Event{Kind: event.Warning, Text: "no keeper: " + err.Error()})
 }
 
 // newKeep begins the books. before is the memory of a guard that was killed; nil: there was none.
@@ -72,8 +92,7 @@ func (g *Guard) newKeep(before *keeper.Memory) (err error) {
 	if err != nil {
 		return err
 	}
-	fds := j.Descriptors()
-	k.memory.SetFiles([3]int{fds[0], fds[1], int(k.program.Fd())})
+	k.memory.SetFiles(j.Descriptors())
 	for i := range keeper.MaxFlights {
 		k.free = append(k.free, i)
 	}
@@ -108,7 +127,7 @@ func (k *keep) start() error {
 	defer k.mu.Unlock()
 	now := time.Now()
 	k.started = slices.DeleteFunc(k.started, func(t time.Time) bool { return now.Sub(t) > keeperTime })
-	if k.over {
+	if k.over || k.useless.Load() {
 		return nil
 	}
 	if len(k.started) >= maxKeepers {
@@ -143,6 +162,7 @@ func (k *keep) ended(p *keeper.Process) {
 
 // lost: the next guard would know less than there is, or there would be none. So nobody goes on.
 func (k *keep) lost(err error) {
+	k.useless.Store(true)
 	k.memory.Ended().Store(1)
 	k.guard.log.Error("should this guard be killed, nobody goes on in its place", "err", err)
 	k.guard.events.Note(event.Event{Kind: event.Warning, Text: "the keeper is of no use any more: " + err.Error()})
@@ -172,7 +192,9 @@ func (k *keep) resume() {
 	k.mu.Lock()
 	k.over = false
 	k.mu.Unlock()
-	k.memory.Ended().Store(0)
+	if k.memory.Ended().Store(0); k.useless.Load() {
+		k.memory.Ended().Store(1)
+	}
 	if err := k.start(); err != nil {
 		k.lost(err)
 	}
@@ -196,6 +218,7 @@ func (g *Guard) newScratch() (*arena, *flight, error) {
 	return &arena{mem: body, release: func() {
 		f.received(0)
 		f.notif = seccompNotif{}
+		_ = unix.Madvise(body, unix.MADV_REMOVE) // or each of them would be as large for good as it ever was
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.free = append(k.free, n)

@@ -129,6 +129,7 @@ func (g *Guard) applyLedger(records []ledger.Record, cards map[string]sched.Card
 	if own < 0 {
 		return
 	}
+	g.endLoans(records)
 	plans := g.plans(records, records[own], cards)
 	for i, x := range g.cfg.GPUs {
 		v := slices.IndexFunc(records[own].VGPUs, func(v ledger.VGPU) bool { return v.UUID == x.UUID })
@@ -154,7 +155,7 @@ func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[stri
 		claim := sched.Claim{ID: r.Nonce, Caps: map[string]sched.Permille{}}
 		for _, v := range r.VGPUs {
 			shares[v.UUID] = append(shares[v.UUID], v.Share)
-			if p, capped := cardOf(v.UUID).Cap(v.Share); capped && !r.IsMember() {
+			if p, capped := cardOf(v.UUID).Cap(v.Share); capped && r.Leader(records, v.UUID).Nonce == r.Nonce {
 				claim.Caps[v.UUID] = p
 			}
 		}

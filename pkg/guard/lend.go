@@ -3,10 +3,13 @@
 package guard
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -166,6 +169,29 @@ func (g *Guard) domainServer(uuid string) (ledger.Record, error) {
 	return r, err
 }
 
+// endLoans frees the RM clients that have a channel group of a server which is gone: nobody schedules it any more, and for a program its
+// context is lost.
+func (g *Guard) endLoans(records []ledger.Record) {
+	if g.cfg.Domain == "" {
+		return
+	}
+	ends := func(c *client) bool { // the account is locked
+		for _, o := range c.groups {
+			if o.group.lent() && !slices.ContainsFunc(records, func(r ledger.Record) bool { return r.Nonce == o.group.lender.nonce }) {
+				return true
+			}
+		}
+		return false
+	}
+	g.account.mu.Lock()
+	some := slices.ContainsFunc(slices.Collect(maps.Values(g.account.clients)), ends)
+	g.account.mu.Unlock()
+	if some {
+		g.logOnce("loanover", "RM clients are freed: they have a channel group of a MPS server that is gone")
+		g.killClients(ends)
+	}
+}
+
 // lend answers the guard of a member.
 func (g *Guard) lend(conn net.Conn, l api.Loan) {
 	g.work.RLock() // what is open now another program would not close
@@ -209,7 +235,9 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 		g.books.commit(nil)
 		lent.answer.Size = sharedContext + g.contextMemory(lent.gpu)
 	}
-	g.guests.add(l.PID)
+	if !g.guests.add(l.PID, lent.answer.Group) {
+		return errors.New("the process is gone, or others with its objects are as many as it can keep account of")
+	}
 	g.gpuTime.Made(lent.gpu) // it tells the arbiter of the guest
 	lent.answer.UUID = g.cfg.GPUs[lent.gpu].UUID
 	s, e := g.whileShared(t, l.Client, []openRight{{l.Object, accessDup}}, func() { f(lent.answer) })
@@ -222,38 +250,62 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 // guests are the processes that have been lent something, by which switch records may name the group. Each has its start time.
 type guests struct {
 	mu   sync.Mutex
-	list map[int]uint64
+	list map[int]guest
 }
 
-// maxGuests is more than an MPS server takes.
-const maxGuests = 128
+type guest struct {
+	start uint64
+	group int // that it was lent last; 0: memory alone
+}
 
-func (x *guests) add(pid int) {
+// maxGuests is more than an MPS server takes, and leaves room for its own processes among those that the arbiter is told of.
+const maxGuests = 100
+
+func (x *guests) add(pid, group int) bool {
 	start, err := ledger.ProcStart(pid)
 	if err != nil {
-		return
+		return false
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.list == nil {
-		x.list = map[int]uint64{}
+		x.list = map[int]guest{}
 	}
-	if len(x.list) < maxGuests {
-		x.list[pid] = start
+	x.prune()
+	old, known := x.list[pid]
+	if !known && len(x.list) >= maxGuests {
+		return false
+	}
+	x.list[pid] = guest{start, cmp.Or(group, old.group)}
+	return true
+}
+
+// have reports that one has been lent a group.
+func (x *guests) have(group int) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.prune()
+	for _, v := range x.list {
+		if v.group == group {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *guests) prune() {
+	for pid, v := range x.list {
+		if s, err := ledger.ProcStart(pid); err != nil || s != v.start {
+			delete(x.list, pid)
+		}
 	}
 }
 
 func (x *guests) living() (pids []int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for pid, start := range x.list {
-		if s, err := ledger.ProcStart(pid); err != nil || s != start {
-			delete(x.list, pid)
-			continue
-		}
-		pids = append(pids, pid)
-	}
-	return pids
+	x.prune()
+	return slices.Collect(maps.Keys(x.list))
 }
 
 type lendable struct {

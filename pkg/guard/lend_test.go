@@ -4,6 +4,7 @@ package guard
 
 import (
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -72,7 +73,7 @@ func TestDomain(t *testing.T) {
 	group, memory := c.do("dupof", own, r.client, r.group)[0], c.do("dupof", own, r.client, r.mem)[0]
 	const lent = sharedContext + sim.DefaultContextCost
 	m.uses(lent + 2*quota.MiB)
-	channel := c.do("channel", own, group)[0]
+	channel := c.do("channel", own, group, c.do("share", own, group)[0])[0]
 	c.do("engine", own, channel)
 	m.uses(lent + 2*quota.MiB)
 	second := c.do("open")[0] // of another process, say: the same group is paid for once
@@ -171,7 +172,7 @@ func TestLoanEnds(t *testing.T) {
 	done := make(chan error, 1)
 	begun := make(chan bool)
 	go func() {
-		l := api.Loan{Domain: "team", Client: uint32(r.client), Object: uint32(r.group)}
+		l := api.Loan{Domain: "team", Client: uint32(r.client), Object: uint32(r.group), PID: os.Getpid()}
 		done <- api.Borrow(server, l, func(api.Lent) {
 			close(begun)
 			time.Sleep(2 * api.LoanTime)

@@ -42,6 +42,9 @@ const starting = -1
 // maxWorkers bounds the slow calls that are under way at once for one filter.
 const maxWorkers = 64
 
+// workerPause is how long calls wait at least for a worker that there was no memory for.
+const workerPause = 10 * time.Millisecond
+
 // newListener is a filter that nobody serves yet (spawn).
 func (g *Guard) newListener(fd int) *listener {
 	l := &listener{guard: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
@@ -84,10 +87,12 @@ func (l *listener) serveCalls() {
 		}
 	}()
 	w, err := l.idleWorker()
-	if err != nil {
-		l.waiting.Store(0)
-		l.guard.log.Error("no memory for a worker", "err", err)
-		return
+	for ; err != nil; w, err = l.idleWorker() { // nobody else comes: calls wait until there is room
+		if l.guard.logOnce("worker", "no memory for a worker", "err", err); l.halted.Load() {
+			l.waiting.Store(0)
+			return
+		}
+		time.Sleep(workerPause)
 	}
 	defer l.parkWorker(w)
 	runtime.LockOSThread() // its clock is read

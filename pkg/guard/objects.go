@@ -3,7 +3,6 @@
 package guard
 
 import (
-	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -91,15 +90,25 @@ func (a *account) insertObject(c *client, o *object) {
 	a.objects++
 	o.countsOn = c.gpuOf(o)
 	a.countObject(o, 1)
+	c.index(o)
+	a.noteGroup(c, o)
+	if o.kind == rm.ClassChannel {
+		a.countChannel(o.runlist, 1)
+		a.noteNotifiers(c, o, true)
+	}
+}
+
+// index lets a client find what is looked for among its objects.
+func (c *client) index(o *object) {
 	switch o.kind {
 	case rm.ClassChannel:
-		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
-		a.noteNotifiers(c, o, true)
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
 	}
-	a.noteGroup(c, o)
+	if o.isDependant() {
+		c.dependants[o.handle] = o
+	}
 }
 
 // accountsOf lists the accounts of the GPUs that an object counts on.
@@ -173,16 +182,6 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	}
 }
 
-// dropFreedChannel drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another
-// object's by now.
-func (a *account) dropFreedChannel(ch gpusched.Channel) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c := a.clients[ch.Client]; c != nil && c.channels[ch.Handle] == ch.Object {
-		a.dropTree(c, objectOf(ch))
-	}
-}
-
 // dropTree drops a handle and all its descendants. The account is locked.
 func (a *account) dropTree(c *client, o *object) {
 	if o.children == 0 {
@@ -195,8 +194,8 @@ func (a *account) dropTree(c *client, o *object) {
 }
 
 // endsWith are the handles of what an object ends with; 0: none. The driver frees a channel with its context share and its address space,
-// too; in the account it lives until it is freed itself, or found gone: it is better known too long. What is made under its handle then is
-// not taken for it (object.id).
+// too; in the account it lives until it is freed itself, or found gone (dependants.go): it is better known too long. What is made under
+// its handle then is not taken for it (object.id).
 func (o *object) endsWith() [2]uint32 { return [2]uint32{o.parent, o.space} }
 
 // isBelow reports that an object ends with another. The account is locked.
@@ -240,9 +239,10 @@ func (a *account) dropObject(c *client, o *object) {
 	}
 	a.books.end(o)
 	delete(c.objects, o.handle)
-	o.forgetGroup(c)
+	a.forgetGroup(c, o)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
+	delete(c.dependants, o.handle)
 	if _, ok := c.policies[o.handle]; ok {
 		delete(c.policies, o.handle)
 		a.books.note(c)
@@ -321,13 +321,13 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 	return true
 }
 
-// countClass counts the objects of a class.
-func (a *account) countClass(class uint32) (n int) {
+// countPeerMemory counts the objects by which memory is registered for other devices.
+func (a *account) countPeerMemory() (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, c := range a.clients {
-		for _, o := range c.objects {
-			if o.class == class {
+		for _, o := range c.dependants {
+			if o.class == classPeerMemory {
 				n++
 			}
 		}

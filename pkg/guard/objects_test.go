@@ -44,6 +44,25 @@ func TestFirmwareObjects(t *testing.T) {
 	}
 }
 
+// TestDeniedDup: of what work runs on there is one handle: the driver does not keep the address space of a second one.
+func TestDeniedDup(t *testing.T) {
+	for name, x := range map[string]object{
+		"channel":       {class: 0xc86f, kind: rm.ClassChannel},
+		"channel group": {class: classChannelGroup, kind: rm.ClassTSG},
+		"context share": {class: classContextShare, kind: rm.ClassPlain},
+	} {
+		d := &fakeDriver{}
+		g := withClient(newFakeGuard(t, d))
+		x.handle, x.parent, x.gpu = 0x5d000001, fakeDevice, noGPU
+		g.account.addObject(fakeClient, x, 0, 0, 0)
+		o := make([]byte, rm.DupSize)
+		putWords(o, 0, fakeClient, fakeDevice, 0x5d000002, fakeClient, x.handle)
+		if newFakeCall(t, g, fakeControl).escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) != rm.StatusNotSupported || len(d.calls) != 0 {
+			t.Errorf("%s: %s, %d driver calls", name, rm.StatusName(rm.U32(o, rm.DupStatus)), len(d.calls))
+		}
+	}
+}
+
 // TestDeniedContextDMA: the binding of context DMAs, which nobody uses, never reaches the driver.
 func TestDeniedContextDMA(t *testing.T) {
 	d := &fakeDriver{}

@@ -260,12 +260,7 @@ func (r *restorer) relate(o *object, c *client, v handover.Object) {
 			p.children++
 		}
 	}
-	switch o.kind {
-	case rm.ClassChannel:
-		c.channels[o.handle] = o
-	case rm.ClassSubdevice:
-		c.subdevices[o.handle] = o
-	}
+	c.index(o)
 	r.guard.account.noteGroup(c, o)
 	for _, i := range v.Notifies {
 		if o.notifies == nil {

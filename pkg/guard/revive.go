@@ -32,7 +32,8 @@ type Revived struct {
 // errBooks is of books that contradict themselves.
 var errBooks = errors.New("the books of the guard that was killed do not add up")
 
-// ReadBooks makes a state of the books' entries. Sums and counts are missing in it: Revive makes them.
+// ReadBooks makes a state of the books' entries. Sums and counts are missing in it: Revive makes them. With an error it has what there is,
+// so that it is known whose guard it was.
 func ReadBooks(entries map[journal.Key][]byte) (*Revived, error) {
 	r := &reader{entries: maps.Clone(entries), state: &handover.State{Version: handover.Version}, ids: map[uint8][]int{},
 		places: map[uint8]map[int]int{}}
@@ -56,7 +57,7 @@ func ReadBooks(entries map[journal.Key][]byte) (*Revived, error) {
 		r.err = r.state.Check()
 	}
 	if r.err != nil {
-		return nil, fmt.Errorf("%w: %w", errBooks, r.err)
+		return v, fmt.Errorf("%w: %w", errBooks, r.err)
 	}
 	return v, nil
 }
@@ -366,6 +367,12 @@ func (g *Guard) freeUnknownHandles(f *Fallen) {
 
 // endOldClients ends RM clients of guards that were killed whose windows are over.
 func (g *Guard) endOldClients() {
+	g.account.mu.Lock()
+	none := len(g.oldClients) == 0
+	g.account.mu.Unlock()
+	if none { // as mostly, and this is asked at each free
+		return
+	}
 	used := map[*rmclient.Client]bool{}
 	g.account.eachWindow(func(w *window) { used[w.own] = true })
 	var ends []*rmclient.Client

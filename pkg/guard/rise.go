@@ -31,30 +31,27 @@ import (
 type Fallen struct {
 	*Revived
 	Memory *keeper.Memory
-	files  [3]*os.File
 	last   uint64 // commit
 }
 
-// ReadFallen reads what a guard has left, and closes what it had open and nobody needs.
+// ReadFallen reads what a guard has left, and closes what it had open and nobody needs. With an error it is nil, or has what is known.
 func ReadFallen(fd int) (*Fallen, error) {
 	m, err := keeper.OpenMemory(fd)
 	if err != nil {
 		return nil, fmt.Errorf("what the guard has left: %w", err)
 	}
 	f := &Fallen{Memory: m}
-	fds := m.Files()
-	for i, n := range fds {
-		f.files[i] = os.NewFile(uintptr(n), "journal")
-	}
-	j, entries, err := journal.Resume(m.Active(), [2]*os.File{f.files[0], f.files[1]})
+	books := os.NewFile(uintptr(m.Files()[m.Active().Load()&1]), "journal")
+	entries, last, err := journal.Read(books)
+	books.Close() // before Left comes by its number
 	if err != nil {
 		return nil, err
 	}
-	f.last = j.Last()
+	f.last = last
 	if f.Revived, err = ReadBooks(entries); err != nil {
-		return nil, err
+		return f, err
 	}
-	kept := append(f.Descriptors(), fd, fds[0], fds[1], fds[2])
+	kept := append(f.Descriptors(), fd)
 	for _, x := range f.flights() {
 		if x.undecided(f.last) && !slices.Contains(kept, int(x.fd)) && x.fd > 2 {
 			kept = append(kept, int(x.fd))
@@ -167,27 +164,25 @@ func (g *Guard) rise() {
 	for _, tgid := range f.Rooting {
 		g.endOwner(tgid, "it was making an RM client when the guard was killed")
 	}
-	g.startKeeping(f.Memory)
+	g.beginBooks(f.Memory)
 	for gpu := range g.cfg.GPUs {
 		if len(g.account.groupsOn(gpu)) > 0 {
 			g.gpuTime.Made(gpu)
 		}
 	}
 	g.goOnWithRest(f.State)
-	g.startAudit()                           // the driver has the last word
+	g.startAudit(unsure)                     // the driver has the last word
 	for _, fd := range f.Process.Listeners { // from here on others change what is read above
 		g.resumeFilter(fd)
 	}
 	for _, x := range again {
 		g.serveAgain(x)
 	}
+	g.startKeeper() // who goes on after this guard must find these calls, which nobody hands out again
 	stall := gpusched.Monotonic() - f.Memory.Died()
 	g.log.Warn("the guard was killed; this one goes on", "stall", stall, "calls", len(again), "ended", len(ends)+len(f.Rooting))
 	g.events.Note(event.Event{Kind: event.Warning, PID: os.Getpid(),
 		Text: fmt.Sprintf("the guard was killed; another one has gone on in its place after %v", stall.Round(time.Millisecond/10))})
-	for _, x := range f.files {
-		x.Close()
-	}
 	f.Memory.Close()
 }
 
@@ -346,20 +341,20 @@ func (g *Guard) serveAgain(x *flight) {
 	if l == nil {
 		return
 	}
-	notif := x.notif
+	w, err := l.idleWorker()
+	if err != nil {
+		g.log.Error("no memory for a worker", "err", err)
+		l.answer(x.notif.ID, fail(unix.ENOMEM))
+		return
+	}
+	if w.flight != nil {
+		w.flight.received(l.fd)
+	}
+	*w.notif = x.notif
 	l.total.Add(1)
 	go func() {
 		defer l.total.Add(-1)
-		w, err := l.idleWorker()
-		if err != nil {
-			g.log.Error("no memory for a worker", "err", err)
-			return
-		}
 		defer l.parkWorker(w)
-		if w.flight != nil {
-			w.flight.received(l.fd)
-		}
-		*w.notif = notif
 		w.start = time.Now()
 		w.serve(w.notif)
 	}()

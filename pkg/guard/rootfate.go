@@ -26,7 +26,7 @@ func (g *Guard) checkPendingRoot(f *file, p *pendingRoot) (known bool) {
 		return true
 	}
 	if time.Since(p.since) > time.Second {
-		g.startAudit() // what it has made elsewhere may be here already, and its thread be held on the way back
+		g.startAudit(suspects) // what it has made elsewhere may be here already, and its thread be held on the way back
 		g.preemptWhilePending()
 	}
 	return false
@@ -51,7 +51,7 @@ func (g *Guard) rootWentAstray(p *pendingRoot) {
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
 		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call",
 			"pid", p.task.proc.tgid)
-		g.startAudit()
+		g.startAudit(suspects)
 		g.preemptUnseen()
 		return
 	}
@@ -227,7 +227,7 @@ func (g *Guard) endAllClients(p *pendingRoot) {
 		time.Sleep(killPause)
 	}
 	g.stats.processesKilled.Add(uint64(len(killed)))
-	g.startAudit()
+	g.startAudit(suspects)
 }
 
 // killHolders kills the processes that have nvidiactl open from the container's /dev, and returns how many there were.

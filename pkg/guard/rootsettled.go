@@ -93,7 +93,7 @@ func (g *Guard) lookAtSettledRoots() (inside int) {
 		if at != threadOutside {
 			inside++
 			if time.Since(p.since) > time.Second { // what it made may be here, and its thread be held on the way back
-				g.startAudit()
+				g.startAudit(suspects)
 			}
 			continue
 		}
@@ -106,7 +106,7 @@ func (g *Guard) lookAtSettledRoots() (inside int) {
 	own, err := g.guardClient()
 	if err != nil {
 		g.log.Error("cannot ask the driver what the container holds", "err", err)
-		g.startAudit()
+		g.startAudit(suspects)
 		return inside
 	}
 	for range settledTries {
@@ -115,7 +115,7 @@ func (g *Guard) lookAtSettledRoots() (inside int) {
 		}
 		time.Sleep(settledStep)
 	}
-	g.startAudit()
+	g.startAudit(unsure)
 	return inside
 }
 

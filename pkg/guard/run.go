@@ -47,10 +47,10 @@ func (g *Guard) Run(s Sockets) error {
 	case g.fallen != nil:
 		g.rise()
 	case g.taken != nil:
-		g.startKeeping(nil)
+		g.startKeeping()
 		g.goOn(g.taken)
 	default:
-		g.startKeeping(nil)
+		g.startKeeping()
 		g.watchLauncher()
 	}
 	go g.serveControl(s.Control)

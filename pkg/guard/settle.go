@@ -96,7 +96,7 @@ func (g *Guard) settleFree(t Target, x *flight, c *rm.Call) outcome {
 	}
 	switch rm.U32(c.Outer, off) {
 	case rm.StatusOK, rm.StatusObjectNotFound:
-		g.account.freeObject(client, handle)
+		g.objectFreed(t, client, handle)
 		x.answer(off, rm.StatusOK)
 		return answered
 	}
@@ -149,8 +149,14 @@ func (g *Guard) undoRange(t Target, f *file, r addresses) outcome {
 	if form.Length >= 0 {
 		rm.PutU64(o, form.Length, r.length())
 	}
-	_ = g.driver.Exec(t, &rm.Call{Cmd: rm.UVMFree, Outer: o})
-	return undone
+	if e := g.driver.Exec(t, &rm.Call{Cmd: rm.UVMFree, Outer: o}); e != 0 {
+		return unknown
+	}
+	switch rm.U32(o, form.Status) {
+	case rm.StatusOK, rm.StatusInvalidAddress: // or there is none
+		return undone
+	}
+	return unknown
 }
 
 func (g *Guard) undoMapping(t Target, f *file, c *rm.Call, form rm.UVMForm) outcome {

@@ -3,6 +3,8 @@
 package guard
 
 import (
+	"syscall"
+
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -17,7 +19,20 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 	if known && o.isThere() {
 		return false
 	}
-	class, there := g.handleInfo(t, client, handle, handleInfoClass)
+	if c.node.kind == nodeGPU { // on which the driver tells nothing (NV_CTL_DEVICE_ONLY in escape.c)
+		of := g.account.client(client)
+		if of == nil {
+			return true
+		}
+		control, ok := g.fileOf(of)
+		if !ok {
+			return true
+		}
+		defer control.Done()
+		t = control
+	}
+	class, s, e := g.handleInfo(t, client, handle, handleInfoClass)
+	there := e == 0 && s == rm.StatusOK
 	switch {
 	case !there && known: // the driver would refuse it, unless it is just being made
 		return true
@@ -44,9 +59,8 @@ func (c *trappedCall) isUnseenOf(client, handle uint32) bool {
 }
 
 // isThere reports that what the account has under a handle is what the driver has: the guard has made it. Of what the task was let make the
-// record says nothing: the driver may have refused it, and the handle be given to something else since. Channels, groups and what is below
-// them can end with their address space (refAddDependant), of which the account does not know; but a guard that asked the driver about all
-// of them refused each CUDA context on an H200 (c93be0e8); for which of its objects is not known.
+// record says nothing: the driver may have refused it, and the handle be given to something else since. What the driver ends with something
+// else is taken out of the account then (dependants.go).
 func (o *object) isThere() bool { return !o.madeInTask }
 
 // namesUnseen reports that the parameters of an RM_ALLOC name such an object: a name of an address space, or of memory, is as good as a
@@ -94,25 +108,25 @@ func (c *trappedCall) isWhereSaid(client uint32, o object) bool {
 	if !o.madeInTask {
 		return true
 	}
-	parent, there := c.guard.handleInfo(c.target(), client, o.handle, handleInfoParent)
-	return there && parent == o.parent && !c.isUnseen(c.target(), client, o.handle)
+	parent, s, e := c.guard.handleInfo(c.target(), client, o.handle, handleInfoParent)
+	return e == 0 && s == rm.StatusOK && parent == o.parent && !c.isUnseen(c.target(), client, o.handle)
 }
 
-// handleInfo asks the driver about an object; false: it does not say, as there is none.
-func (g *Guard) handleInfo(t Target, client, handle, what uint32) (result uint32, there bool) {
+// handleInfo asks the driver about an object, on the file of its client.
+func (g *Guard) handleInfo(t Target, client, handle, what uint32) (result, status uint32, errno syscall.Errno) {
 	var p [handleInfoSize]byte
 	rm.PutU32(p[:], 0, handle)
 	rm.PutU32(p[:], handleInfoIndex, what)
-	if s, e := g.rmControl(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
-		return 0, false
-	}
-	return rm.U32(p[:], handleInfoResult), true
+	status, errno = g.rmControl(t, client, client, controlHandleInfo, p[:])
+	return rm.U32(p[:], handleInfoResult), status, errno
 }
 
 // classOf asks the driver of what class an object is; 0: it does not say, as there is none.
 func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
-	class, _ := g.handleInfo(t, client, handle, handleInfoClass)
-	return class
+	if class, s, e := g.handleInfo(t, client, handle, handleInfoClass); e == 0 && s == rm.StatusOK {
+		return class
+	}
+	return 0
 }
 
 // denyUnseen refuses a call on such an object.

@@ -375,3 +375,48 @@ func TestInsideHandedOver(t *testing.T) {
 		t.Error("a call may name what the thread makes next")
 	}
 }
+
+// TestUnseenOnGPUNode: OS events, and memory without memory, are made on a GPU's node, where the driver tells nothing of a client's
+// objects.
+func TestUnseenOnGPUNode(t *testing.T) {
+	u := &unseenObjects{classes: map[uint32]uint32{theirs: rmclient.ClassDevice}}
+	g := withClient(newFakeGuard(t, &fakeDriver{unseen: true}))
+	control, c := newFakeCall(t, g, fakeControl), newFakeCall(t, g, fakeControl)
+	f, err := g.followFile(control.fd, control.node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.account.clients[fakeClient].file = f
+	c.node = node{kind: nodeGPU}
+	g.driver.(*fakeDriver).answer = func(t Target, call *rm.Call) syscall.Errno {
+		u.on = -1
+		if t.FD >= 0 && kcmpSame(g.files.self, t.FD, control.fd) {
+			u.on = t.FD
+		}
+		return u.answer(t, call)
+	}
+	event := func(parent uint32) uint32 {
+		class, _ := g.abi.Class(0x79)
+		p := make([]byte, class.ParamsSize)
+		rm.PutU32(p, 0, fakeClient)
+		rm.PutU32(p, 8, 0x79)
+		defer g.account.freeObject(fakeClient, ours)
+		return allocStatus(c, parent, 0x79, p)
+	}
+	if s := event(fakeDevice); s != rm.StatusOK {
+		t.Errorf("below a known device: %s", rm.StatusName(s))
+	}
+	if s := event(theirs); s != rm.StatusInvalidObjectHandle {
+		t.Errorf("below another: %s", rm.StatusName(s))
+	}
+	c.node.kind = nodeGPU
+	noteMemory(c, classVidmem, theirs, ours)
+	if _, known := g.account.lookup(fakeClient, ours); known {
+		t.Error("memory without memory is made below another device")
+	}
+	p := make([]byte, 4)
+	o := fakeControlCall(theirs, controlNumSubdevices, p)
+	if c.escape(rm.EscControl, o, p); rm.U32(o, rm.ControlStatus) != rm.StatusInvalidObjectHandle {
+		t.Errorf("a control there: %s", rm.StatusName(rm.U32(o, rm.ControlStatus)))
+	}
+}

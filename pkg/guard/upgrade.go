@@ -340,7 +340,7 @@ func (g *Guard) goOnWithRest(s *handover.State) {
 		g.watchProcess(p)
 	}
 	if until := unixTime(s.Process.AuditUntil); time.Now().Before(until) {
-		g.startAudit()
+		g.startAudit(unsure)
 	}
 	g.checkSettledRootsSoon()
 	if g.account.clientCount() > 0 || len(g.managed.procs) > 0 {

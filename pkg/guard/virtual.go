@@ -75,7 +75,7 @@ func (g *Guard) planVirtual(c *trappedCall, client uint32, gpu int, flags uint32
 				"denied a range of GPU addresses: it is too large to have all its page tables at once",
 				"size", quota.Bytes(size), "max", quota.Bytes(rm.MaxVirtual)))
 		}
-		if !g.payForTables(c, granted) {
+		if !g.payForRange(c, granted) {
 			return answer(fail(unix.EINTR))
 		}
 		want.size = quota.Bytes(rm.PagePool(granted, any))

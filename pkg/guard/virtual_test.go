@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -222,4 +223,29 @@ func TestVASpaces(t *testing.T) {
 	wantUsage(t, g.account, 0, 8*quota.MiB+quota.Bytes(n)*vaSpaceSize)
 	f.escape(rm.EscFree, fakeFree(fakeDevice))
 	wantUsage(t, g.account, 0, 0)
+}
+
+// TestRangesArePaid: a range that has its tables at once holds the driver's locks when it is made and when it is freed, for longer the
+// larger it is. Many smaller ones are paid for as one that is as large.
+func TestRangesArePaid(t *testing.T) {
+	for _, x := range []struct {
+		size  uint64
+		flags uint32
+		want  time.Duration
+	}{{64 << 30, 0, 1100 * time.Millisecond}, {512 << 20, 0, 8 * time.Millisecond}, {512 << 20, rm.MemoryFlagLazy, 0}, {2 << 20, 0, 0}} {
+		g := withClient(newFakeGuard(t, answering(0, nil)))
+		g.slowBucket = bucket{perSecond: 1e-9, burst: 3}
+		p := virtualParams(x.size, x.flags, 1<<rm.MemoryAttrPageShift, 0)
+		o := fakeAlloc(fakeDevice, fakeRange, classVirtual, p)
+		if newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
+			t.Fatalf("%d: %s", x.size, rm.StatusName(rm.U32(o, 40)))
+		}
+		paid := time.Duration(0)
+		if !g.slowBucket.last.IsZero() {
+			paid = time.Duration((3 - g.slowBucket.tokens) * float64(time.Second))
+		}
+		if paid < x.want || paid > x.want+x.want/10 {
+			t.Errorf("%d MiB, flags %#x: %v is paid, want %v", x.size>>20, x.flags, paid, x.want)
+		}
+	}
 }

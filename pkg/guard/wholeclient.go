@@ -68,8 +68,8 @@ const (
 // caller holds the client's calls.
 func (g *Guard) wholenessOf(client uint32) (is wholeness, not uint32) {
 	roots := g.rootsLet.Load() + 1 // so 0 is never
-	groups, at := g.account.groupsToAsk(client)
-	if at == roots {
+	groups, known := g.account.groupsToAsk(client, roots)
+	if known {
 		return whole, 0
 	}
 	underWay := g.pendingRoots.Load() > 0 || g.insideSettledRoot() // before the driver is asked
@@ -85,20 +85,21 @@ func (g *Guard) wholenessOf(client uint32) (is wholeness, not uint32) {
 	return whole, 0
 }
 
-// groupsToAsk lists a client's channel groups, on whatever engine, and says how many root allocs were let through when they were whole.
-func (a *account) groupsToAsk(client uint32) (groups []uint32, at int64) {
+// groupsToAsk lists a client's channel groups, on whatever engine. whole: they are known to be, since no root alloc was let through; then
+// nothing is gone through, as this is asked at each free, and a program can have tens of thousands of handles.
+func (a *account) groupsToAsk(client uint32, roots int64) (groups []uint32, whole bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
-	if c == nil {
-		return nil, 0
+	if c == nil || c.wholeAt == roots {
+		return nil, c != nil
 	}
-	for h, o := range c.objects {
+	for h, o := range c.dependants {
 		if o.kind == rm.ClassTSG || o.class == classChannelGroup {
 			groups = append(groups, h)
 		}
 	}
-	return groups, c.wholeAt
+	return groups, false
 }
 
 func (a *account) setWhole(client uint32, at int64) {

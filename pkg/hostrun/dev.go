@@ -204,8 +204,8 @@ func pipesFlags(p spec.Plan) uintptr {
 	return unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 }
 
-// mountLimiter puts the preload library, the vGPU page and the pipes of its domain where containers have them. That is the host's run directory: its
-// ledger and sockets are out of the run's sight, as they are out of a container's.
+// mountLimiter puts the preload library, the vGPU page and the pipes of its domain where containers have them. That is the host's run
+// directory: its ledger and sockets are out of the run's sight, as they are out of a container's.
 func mountLimiter(p spec.Plan) error {
 	dir := filepath.Dir(page.Path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -62,6 +62,17 @@ func SoleServer(domain string) func(others []Record, vgpus []VGPU) error {
 	}
 }
 
+// HasMembers reports that a domain has some on a GPU of which anything lives; doubt counts as living.
+func (l *Ledger) HasMembers(domain, uuid string) (bool, error) {
+	records, err := l.List()
+	return l.haveLiving(records, domain, uuid), err
+}
+
+func (l *Ledger) haveLiving(records []Record, domain, uuid string) bool {
+	living, _ := l.sift(records)
+	return HasMembers(living, domain, uuid)
+}
+
 // Retire marks the record of a domain's server for its end, unless the domain has members: from then on nobody takes it for one that
 // serves, and so it may be ended.
 func (l *Ledger) Retire(nonce string) (retired bool, err error) {
@@ -71,7 +82,7 @@ func (l *Ledger) Retire(nonce string) (retired bool, err error) {
 			return err
 		}
 		r := &f.Records[i]
-		if slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return HasMembers(f.Records, r.Domain, v.UUID) }) {
+		if slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return l.haveLiving(f.Records, r.Domain, v.UUID) }) {
 			return errUnchanged
 		}
 		r.Retired, retired = true, true

@@ -81,6 +81,22 @@ func TestRetire(t *testing.T) {
 			}
 		})
 	}
+	l := Open(t.TempDir()) // a member that was killed with its guard is none
+	l.status = func(pid int, _ uint64) liveness {
+		if pid == 7 {
+			return dead
+		}
+		return alive
+	}
+	for _, r := range []Record{{ID: "a", Nonce: "a", LauncherPID: 1, Domain: "team", DomainServer: true, VGPUs: slice("GPU-a", gib)},
+		{ID: "b", Nonce: "b", LauncherPID: 7, GuardPID: 7, Domain: "team", VGPUs: slice("GPU-a", gib)}} {
+		if _, err := l.Reserve(Request{Record: r, GPUs: twoGPUs, Card: preempt}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if retired, err := l.Retire("a"); !retired || err != nil {
+		t.Errorf("beside a dead member: %v, %v", retired, err)
+	}
 	if retired, err := Open(t.TempDir()).Retire("a"); retired || err == nil {
 		t.Errorf("one that is not there: %v, %v", retired, err)
 	}

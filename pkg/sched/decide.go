@@ -488,11 +488,16 @@ func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
 	if v.Burst > slice+slice/4 || v.Endless > 0 || v.Busy == 0 || x.gives > 0 || s.lag[v.ID] < -ahead {
 		return plain(slice, v.Burst)
 	}
+	return max(slice, min(s.room(v), time.Duration(maxStretch*x.weight*float64(t.Base))))
+}
+
+// room is a slice in which most bursts of a vGPU end. It stays while they are about as long.
+func (s State) room(v VGPU) time.Duration {
 	own, old := 3*v.Burst, s.slice[v.ID]
 	if old > own/2 && old < 2*own {
-		own = old
+		return old
 	}
-	return max(slice, min(own, time.Duration(maxStretch*x.weight*float64(t.Base))))
+	return own
 }
 
 // plain makes a slice a little longer of which a burst is a multiple: from the length of its last run nobody could tell that it was over.

@@ -81,6 +81,13 @@ func (t Timing) press(c Card, vgpus []VGPU, rows []Row, s *State, now time.Durat
 		yielding += float64(v.Busy) * rows[i].Slice.Seconds()
 	}
 	t.share(c, vgpus, rows, yielding)
+	if 100*s.high.load < float64(c.PrioRatio) { // so it is by themselves that they have no more than that: their bursts are not cut
+		for i, v := range vgpus {
+			if v.high() && v.Endless == 0 {
+				rows[i].Slice = max(rows[i].Slice, min(s.room(v), t.MaxRound))
+			}
+		}
+	}
 	if saturating {
 		return true
 	}

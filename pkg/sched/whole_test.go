@@ -472,6 +472,41 @@ func TestLoops(t *testing.T) {
 	}
 }
 
+// service has requests at random.
+func (v *vgpu) service(seed uint64, every, kernel time.Duration) *vgpu {
+	rnd := rand.New(rand.NewPCG(seed, 3))
+	at := v.w.gpu.Now()
+	v.process().Arrive(func() (time.Duration, time.Duration, bool) {
+		at += time.Duration(rnd.ExpFloat64() * float64(every))
+		return at, kernel, true
+	})
+	return v
+}
+
+// TestHighService: a service of high priority with requests of 2 ms at random beside a hog. 99 of 100 take at most 1.15 of what they take
+// alone: they are not cut in two.
+func TestHighService(t *testing.T) {
+	p99 := func(load int, beside bool) time.Duration {
+		w := newWhole(0.15)
+		client := w.add(sched.Share{Weight: 1, Priority: quota.PriorityHigh}).service(7, 2*ms*100/time.Duration(load), 2*ms)
+		if beside {
+			w.add(weight(1)).hog()
+		}
+		w.run(time.Second)
+		client.waits = nil
+		w.measure(16 * time.Second)
+		slices.Sort(client.waits)
+		return client.waits[len(client.waits)*99/100]
+	}
+	for _, load := range []int{20, 50, 80} {
+		alone, beside := p99(load, false), p99(load, true)
+		t.Logf("load %d %%: p99 %v alone, %v beside a hog", load, alone, beside)
+		if beside > alone*115/100 {
+			t.Errorf("load %d %%: p99 %v alone, %v beside a hog", load, alone, beside)
+		}
+	}
+}
+
 // TestHigh: a client of high priority, with a kernel of 0.137 ms 2 ms after each answer, beside hogs of best effort; then it is idle and
 // has one request. The aims (p99 200 and 250 µs) are less than the kernel and one switch take.
 func TestHigh(t *testing.T) {

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // churn is how many containers there are at a time, how often each is exchanged for a new one, and for how long at least.
@@ -58,10 +60,11 @@ var lives = []string{
 // TestChurn: containers come, are changed, and go, many times over; afterwards nothing is left, and what lives on has not grown.
 func TestChurn(t *testing.T) {
 	c := asked(t)
-	n := newNode(t, "max_inst = 64")
 	seed := rand.Uint64()
-	t.Logf("seed %#x", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
+	keeper := fmt.Sprintf("keeper = %v", random.IntN(2) == 0)
+	t.Logf("seed %#x, %s", seed, keeper)
+	n := newNode(t, "max_inst = 64", keeper)
 	for i := range lives {
 		for gpu, on := range []string{onFirst, onSecond} {
 			n.bundle(t, fmt.Sprintf("life%d-%d", i, gpu), "cgpu-probe work --for 24h >/dev/null & "+lives[i], "CGPU_MEM=128MiB", on)
@@ -135,7 +138,7 @@ func (n *node) timed(bundle, id string) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
-// meddle does with some container what an administrator may do; it may have ended.
+// meddle does with some container what an administrator may do, or kills its guard; it may have ended.
 func (n *node) meddle(random *rand.Rand, containers int) {
 	id := n.id(fmt.Sprintf("slot%d", random.IntN(containers)))
 	switch random.IntN(8) {
@@ -150,6 +153,14 @@ func (n *node) meddle(random *rand.Rand, containers int) {
 		_ = n.quick("cgpu-runtime", "exec", id, "/bin/cgpu-probe", "alloc", "1MiB")
 	case 4:
 		_ = n.quick("cgpu", "smi", "-o", "json")
+	case 5:
+		if program, err := n.otherGuard(random.IntN(2)); err == nil {
+			_ = n.quick("cgpu", "upgrade", "--program", program, id)
+		}
+	case 6:
+		if r, err := n.record(strings.TrimPrefix(id, n.id(""))); err == nil && r.GuardPID > 0 {
+			_ = unix.Kill(r.GuardPID, unix.SIGKILL)
+		}
 	}
 }
 

@@ -107,15 +107,15 @@ func (s *session) upgradeTenant(args ...string) {
 	s.runtime("exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "1MiB")
 }
 
-// keepsGPU: whatever fails in an upgrade, a tenant that has begun is served, unless it is its guard that was killed.
-func (s *session) keepsGPU() {
+// keepsGPU: whatever fails, a tenant that has begun is served; kept: also where its guard was killed.
+func (s *session) keepsGPU(kept bool) {
 	records := s.records()
 	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.ID == s.id("tenant") })
 	if i < 0 || !s.ready() {
 		return
 	}
 	alloc := []string{"exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "10MiB"}
-	if s.runtime(alloc...).code == 0 || s.watch.killed() == records[i].GuardPID {
+	if s.runtime(alloc...).code == 0 || !kept && s.watch.killed() == records[i].GuardPID {
 		return
 	}
 	// The one call that failed may have been made for this one.
@@ -168,13 +168,14 @@ var scenarios = []scenario{
 		s.cgpu("pause", s.id("tenant"))
 		s.upgradeTenant()
 		s.cgpu("resume", s.id("tenant"))
-		s.keepsGPU()
+		s.keepsGPU(false)
 		s.end()
 	}},
-	// The next guard is what was the keeper of the one that is killed, and answers; else calls fail, and nothing is left either.
+	// The next guard is what was the keeper of the one that is killed.
 	{name: "keeper", programs: []string{"cgpu-guard"}, config: []string{"keeper = true"}, steps: func(s *session) {
 		s.start("tenant")
 		s.runtime("exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "10MiB")
+		s.keepsGPU(true)
 		s.end()
 	}},
 	{name: "arbiter", programs: []string{"cgpu-arbiter"}, steps: func(s *session) {

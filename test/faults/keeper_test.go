@@ -166,7 +166,7 @@ func TestKeeper(t *testing.T) {
 }
 
 // TestKeeperEnds: a keeper that is killed is replaced, and the next guard is what it would have been. A guard that is killed for the fourth
-// time in a minute, and one that is killed with its keeper, has none after it: the container's calls fail, and nothing of it stays paused.
+// time in an hour, and one that is killed with its keeper, has none after it: the container's calls fail, and nothing of it stays paused.
 func TestKeeperEnds(t *testing.T) {
 	n := newNode(t, "keeper = true")
 	names := n.startBusy(t, 2)
@@ -253,6 +253,55 @@ func TestKeeperUpgrade(t *testing.T) {
 	}
 	must(t, n.runtime("delete", "--force", n.id(name)))
 	must(t, n.eventually(n.quiet))
+}
+
+// TestKeeperTwice: a guard is killed, and the one that goes on in its place as well, while it does so or soon after. Whatever comes of
+// that, no call waits for ever.
+func TestKeeperTwice(t *testing.T) {
+	n := newNode(t, "keeper = true")
+	outcomes := map[string]int{}
+	rounds := 2
+	if s := os.Getenv(killsEnv); s != "" {
+		rounds, _ = strconv.Atoi(s)
+	}
+	for range rounds {
+		names := n.startBusy(t, 2)
+		for _, name := range names {
+			guard, keeps, err := n.kept(name)
+			must(t, err)
+			must(t, unix.Kill(guard, unix.SIGKILL))
+			must(t, n.eventually(func() error {
+				if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", keeps)); strings.TrimSpace(string(comm)) == keeper.Name {
+					return errors.New("it waits")
+				}
+				return nil
+			}))
+			time.Sleep(rand.N(25 * time.Millisecond))
+			must(t, unix.Kill(keeps, unix.SIGKILL))
+			_, begin := n.said(name, 0)
+			must(t, n.eventually(func() error {
+				said, _ := n.said(name, begin)
+				for _, does := range [][2]string{{"allocated", "FAILED alloc"}, {" kernels=", "FAILED work"}} {
+					if !strings.Contains(said, does[0]) && !strings.Contains(said, does[1]) {
+						return fmt.Errorf("%s: neither %q nor %q", name, does[0], does[1])
+					}
+				}
+				return nil
+			}))
+			if guard, _ := n.record(name); guard.GuardLives() {
+				outcomes["goes on"]++
+			} else {
+				outcomes["fails closed"]++
+			}
+		}
+		for _, name := range names {
+			must(t, n.runtime("delete", "--force", n.id(name)))
+		}
+		must(t, n.cgpu("gc"))
+		must(t, n.eventually(n.quiet))
+	}
+	must(t, n.neighbourWorks())
+	t.Log(outcomes)
 }
 
 // failsClosed waits until a container's calls fail, and both processes are gone.

@@ -288,7 +288,7 @@ var harmless = map[int]bool{
 	unix.SYS_GETEUID: true, unix.SYS_GETGID: true, unix.SYS_GETEGID: true, unix.SYS_CAPGET: true, unix.SYS_GETCWD: true,
 	unix.SYS_STAT: true, unix.SYS_LSTAT: true, unix.SYS_ACCESS: true, unix.SYS_GETSOCKNAME: true, unix.SYS_GETSOCKOPT: true,
 	unix.SYS_GETPEERNAME: true, unix.SYS_GETITIMER: true, unix.SYS_GETSID: true, unix.SYS_PROCESS_VM_READV: true,
-	unix.SYS_SYSINFO: true, unix.SYS_PIDFD_OPEN: true, unix.SYS_SCHED_SETAFFINITY: true,
+	unix.SYS_SYSINFO: true, unix.SYS_KCMP: true, unix.SYS_PIDFD_OPEN: true, unix.SYS_SCHED_SETAFFINITY: true,
 }
 
 var errnos = map[string]syscall.Errno{"ENOSPC": syscall.ENOSPC, "EMFILE": syscall.EMFILE, "EINTR": syscall.EINTR, "ENOMEM": syscall.ENOMEM}

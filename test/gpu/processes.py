@@ -31,6 +31,16 @@ class Size:
             self.fds = 0
 
 
+def spent(pids):
+    """CPU seconds of processes' threads, to the nanosecond, and how often they fell asleep: for what a tick is too coarse for."""
+    seconds, sleeps = 0.0, 0
+    for pid in pids:
+        for task in glob.glob("/proc/%d/task/*" % pid):
+            seconds += int((text(task + "/schedstat").split() or [0])[0]) / 1e9
+            sleeps += sum(int(line.split()[1]) for line in text(task + "/status").splitlines() if line.startswith("voluntary_ctxt_switches:"))
+    return seconds, sleeps
+
+
 def smi():
     done = subprocess.run(["cgpu", "smi", "-o", "json"], stdout=subprocess.PIPE, timeout=60, check=True)
     return json.loads(done.stdout)

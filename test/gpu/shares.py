@@ -6,6 +6,7 @@ one line to each. Work is counted between two times of the wall clock that are t
 """
 import argparse
 import bisect
+import contextlib
 import glob
 import itertools
 import json
@@ -33,12 +34,15 @@ CAPPED = {"1 ms": MS1, "120 ms": MS120, "graph": KERNELS["graph"], "cooperative"
           "persistent": KERNELS["persistent"]}
 REQUEST = "--work-us 125 --every-ms 2"  # takes 0.14 ms alone, launch included
 PAUSED = "--work-us 125 --think-ms 2"   # the prototype's client: 2 ms from the end of one to the next
+SELDOM = "--work-us 125 --every-ms 500"  # ten in 5 s, each the first after idle; the p99 of ten is the longest
 POISSON_US = 400
 MODEL = "models.py --model "
 UNITS = {"resnet": "img/s", "bert": "seq/s", "decoder": "tokens/s", "allreduce": "MiB/s", "ddp": "img/s"}
 # What a program that waits for each of its kernels gets beside one that never waits, and what is left to that one: kernel in µs,
 # pause between two in ms, weight; least percent of the GPU for each.
-LOOPS = [(100, 0, 1, 7.5, 75), (1000, 0, 1, 43, 43), (1000, 0, 3, 60, 18), (5000, 0, 1, 47, 47), (20000, 0, 1, None, None), (1000, 1, 1, None, None)]
+LOOPS = [(100, 0, 1, 7.5, 75), (1000, 0, 1, 43, 43), (1000, 0, 3, 60, 18), (5000, 0, 1, 47, 47), (20000, 0, 1, 45, 45), (1000, 1, 1, 43, 43)]
+LOSS = "30%"  # max_loss; and what the loop then is to get
+LOOPS_AT_LOSS = [(100, 0, 1, 13, 52)]
 SERVICE_US, SERVICE_KERNELS = 2000, 50
 # Whose GPU seconds are compared with CUDA's events: one that never waits, one with some steps under way, one that waits for each; and
 # the load by which the last one's steps come without a pause between them. Models by CUDA graphs: else the GPU rests between the kernels of a
@@ -250,12 +254,12 @@ class Bench:
     def group(self, side, specs, at_once=10):
         return Group(self, side, specs, at_once)
 
-    def measure(self, loads, seconds=5.0, window_ms=100, during=()):
+    def measure(self, loads, seconds=5.0, window_ms=100, during=(), ramp=RAMP):
         """Runs loads, {worker: options}, together for seconds; during are (offset, function) to call meanwhile.
         Returns the begin of the time that counts, a Run for each worker, what the functions returned."""
-        begin = time.time() + LEAD + RAMP
+        begin = time.time() + LEAD + ramp
         for w, options in loads.items():
-            common = "--start-at %.3f --seconds %g --ramp-ms %d " % (begin, seconds, RAMP * 1000)
+            common = "--start-at %.3f --seconds %g --ramp-ms %d " % (begin, seconds, ramp * 1000)
             if w.program != "latency":
                 common += "--window-ms %g " % window_ms
             w.send(common + options)
@@ -323,22 +327,78 @@ class Bench:
             self.row("%d sharers of one exclusive" % n, "%.2f %%, %.4g %s" % (got, totals[n], unit), want if ours else "", ok if ours else None,
                      percent=got, rate=totals[n])
 
-    def loops(self, side):
-        """Programs that wait for each kernel, beside one that never waits."""
-        ours, seconds = side == "cgpu", 5.0
+    def loops(self, side, cases=LOOPS):
+        """Programs that wait for each kernel, beside one that never waits. No less than under the driver's default, if that was measured."""
+        ours, seconds, default = side == "cgpu", 5.0, self.facts.setdefault("loops", {})
         if ours:
             self.policy("preempt")
         with self.group(side, [{"program": "latency"}, {"program": "latency", "env": {"SCHD_WEIGHT": 3}}, {}]) as (plain, heavy, hog):
-            for kernel, pause, weight, least, rest in LOOPS:
+            for kernel, pause, weight, least, rest in cases:
                 if weight > 1 and not ours:
                     continue
-                loop = heavy if weight > 1 else plain
+                loop, name = heavy if weight > 1 else plain, "%g ms, pause %g ms, weight %d" % (kernel / 1000, pause, weight)
                 begin, (run, other), _ = self.measure({loop: "--work-us %d --think-ms %g" % (kernel, pause), hog: SPIN}, seconds)
                 f = run.finals[0]
                 got, left = f["count"] * kernel * 1e-4 / seconds, other.work(begin, begin + seconds) * 1e-4 / seconds
-                ok = got >= least and left >= rest if ours and least else None
-                self.row("%g ms, pause %g ms, weight %d" % (kernel / 1000, pause, weight), "%.1f : %.1f %%" % (got, left),
-                         "≥ %g : %g" % (least, rest) if ours and least else "", ok, loop=got, hog=left, p50=f["p50"], p99=f["p99"], max=f["max"])
+                if ours:
+                    least = max(least, default.get(name, 0))
+                else:
+                    default[name] = got
+                self.row(name, "%.1f : %.1f %%" % (got, left), "≥ %.4g : %g" % (least, rest) if ours else "",
+                         got >= least and left >= rest if ours else None, loop=got, hog=left, p50=f["p50"], p99=f["p99"], max=f["max"])
+
+    def loss(self):
+        """The shortest loop on a node that lets preemptions take more. An arbiter keeps the settings that it began with."""
+        path = os.environ["CGPU_CONFIG"]
+        with open(path) as f:
+            usual = f.read()
+        try:
+            self.configure(path, 'max_loss = "%s"\n' % LOSS + usual)
+            self.loops("cgpu", LOOPS_AT_LOSS)
+        finally:
+            self.configure(path, usual)
+
+    @staticmethod
+    def configure(path, text):
+        """The node's configuration, for containers and arbiters that begin from now on; those that wait for containers end now."""
+        with open(path, "w") as f:
+            f.write(text)
+        time.sleep(2)  # a guard's end
+        while pids := processes.arbiters():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+    def crowd(self, side, counts=(10, 30, 60)):
+        """Many programs that wait for each kernel, once slices have been set for all, and what guards and arbiters take then and at rest."""
+        ours, seconds, size = side == "cgpu", 5.0, max(counts)
+        if ours:
+            self.policy("preempt", 64)
+        with self.group(side, [{"program": "latency", "size": "1GiB"}] * size, at_once=16) as workers:
+            guards = [v["guard_pid"] for v in processes.vgpus()]
+
+            def spent():
+                return processes.spent(guards), processes.spent(processes.arbiters())
+
+            for n in counts:
+                _, runs, (a, b) = self.measure({w: "--work-us 1000 --think-ms 0 --block" for w in workers[:n]}, seconds,
+                                               during=((0, spent), (seconds, spent)), ramp=3)
+                work = [r.finals[0]["count"] for r in runs]
+                ratio = max(work) / max(min(work), 1)
+                self.row("%d loops of 1 ms: largest ÷ smallest" % n, "%.3f, together %.1f %%" % (ratio, sum(work) * 0.1 / seconds),
+                         "≤ 1.2" if ours else "", ratio <= 1.2 if ours else None, counts=work)
+                if ours:
+                    of_guards, of_arbiters = ((y[0] - x[0]) / seconds for x, y in zip(a, b))
+                    self.row("  guards, arbiters", "%.3f, %.3f cores" % (of_guards, of_arbiters), "≤ 0.25 together" if n == size else "",
+                             of_guards + of_arbiters <= 0.25 if n == size else None, guards=of_guards, arbiters=of_arbiters)
+            if ours:
+                time.sleep(seconds)
+                a, _, b = spent(), time.sleep(seconds), spent()
+                of_guards, of_arbiters = (1e3 * (y[0] - x[0]) / seconds for x, y in zip(a, b))
+                self.row("%d at rest: guards, arbiters" % size, "%.2f, %.2f ms a second" % (of_guards, of_arbiters), "≤ 1 together",
+                         of_guards + of_arbiters <= 1, guards=of_guards, arbiters=of_arbiters)
+                self.row("  woken", ", ".join("%.1f" % ((y[1] - x[1]) / seconds) for x, y in zip(a, b)) + " times a second")
 
     def service(self):
         """Requests of many small kernels with Poisson arrivals, beside training."""
@@ -407,8 +467,8 @@ class Bench:
         return found
 
     def accounted(self, exporter, sampler, loads, seconds):
-        """Runs loads; for each its last line and what its account got more: smi, exporter, switches, preemptions. And NVML's seconds."""
-        time.sleep(SETTLED)
+        """Runs loads; for each its last line and what its account got more: smi, exporter, switches, preemptions. And NVML's seconds.
+        Accounts have what was before, as they do when it returns."""
         before = self.accounts(exporter, loads)
         with sampler:
             _, runs, _ = self.measure(loads, seconds)
@@ -423,14 +483,16 @@ class Bench:
         sampler, specs = Sampler(), [{"program": p, "size": "8GiB"} for p, _, _ in ACCOUNTED.values()] + [{}]
         with processes.Exporter("--no-nvml") as exporter, self.group("cgpu", specs) as workers:
             hog = workers[-1]
-            for (name, (_, load, packed)), w in zip(ACCOUNTED.items(), workers):
-                each = None
+            packed_each = {}
+            for (name, (_, _, packed)), w in zip(ACCOUNTED.items(), workers):
                 if packed:
                     _, (run,), _ = self.measure({w: packed}, 2)
-                    each = run.finals[0]["event_us"] * 1e-6 / run.finals[0]["launched"]
+                    packed_each[name] = run.finals[0]["event_us"] * 1e-6 / run.finals[0]["launched"]
+            time.sleep(SETTLED)
+            for (name, (_, load, packed)), w in zip(ACCOUNTED.items(), workers):
                 [(final, smi, exported, switches, _)], nvml = self.accounted(exporter, sampler, {w: load}, seconds)
                 events = final["event_us"] * 1e-6
-                each = each or events / final["launched"]
+                each = packed_each.get(name) or events / final["launched"]
                 self.row(name + ": smi against events", "%.3f s, %.3f s: %+.2f %%" % (smi, events, off(smi, events)), "" if packed else "± 1 %",
                          None if packed else close(off(smi, events)), smi=smi, events=events, switches=switches)
                 if packed:
@@ -518,10 +580,12 @@ class Bench:
 
             beside("client alone", None, 0)
             exclusive = self.rates(others[0], {"spin": SPIN, "long": MS120})
-            beside("client beside one", SPIN, 1, 450, 78, exclusive["spin"], PAUSED)
+            beside("client beside one", SPIN, 1, 200, 78, exclusive["spin"], PAUSED)
             beside("client beside one, every 2 ms", SPIN, 1, 450, None, exclusive["spin"])
             beside("client beside one, 120 ms kernels", MS120, 1, 450, 78, exclusive["long"], PAUSED)
-            beside("client beside four", SPIN, 4, exclusive=exclusive["spin"], request=PAUSED)
+            beside("client beside four", SPIN, 4, 250, 78, exclusive["spin"], PAUSED)
+            beside("first after idle, beside one", SPIN, 1, 300, None, exclusive["spin"], SELDOM)
+            beside("first after idle, beside four", SPIN, 4, 300, None, exclusive["spin"], SELDOM)
 
     def poisson(self):
         seconds, found = 8.0, {}
@@ -658,28 +722,31 @@ class Bench:
         listed = [("weights " + ":".join(map(str, w)), 38, lambda w=w: self.weights("cgpu", w)) for w in ((1, 1), (1, 3), (1, 9), (1, 2, 4, 8))]
         listed.append(("weights default", 24, lambda: self.weights("default", (1, 1))))
         for side in ("default", "cgpu"):
-            listed.append(("sharers spin " + side, 40, lambda s=side: self.sharers(s, "share", SPIN, "µs/s")))
+            listed.append(("sharers spin " + side, 36, lambda s=side: self.sharers(s, "share", SPIN, "µs/s", ((2, 99.4), (5, 99.3), (10, 99.0)))))
         for side in ("default", "cgpu"):
             listed.append(("sharers resnet " + side, 70, lambda s=side: self.sharers(s, MODEL + "resnet", "", "img/s")))
-        listed.append(("caps", 125, self.caps))
+        listed.append(("caps", 115, self.caps))
         for side in ("cgpu", "default"):
             listed.append(("processes " + side, 12, lambda s=side: self.processes(s)))
         for side in ("cgpu", "default"):
-            listed.append(("priority " + side, 35, lambda s=side: self.priority(s)))
+            listed.append(("priority " + side, 55, lambda s=side: self.priority(s)))
         listed += [("poisson", 45, self.poisson), ("live", 14, self.live), ("suspend", 18, self.suspend), ("guard", 20, self.guard)]
         for side in ("cgpu", "default"):
-            listed.append(("many " + side, 65, lambda s=side: self.many(s)))
+            listed.append(("many " + side, 55, lambda s=side: self.many(s)))
         for side in ("default", "cgpu"):
-            listed.append(("real loop " + side, 50, lambda s=side: self.loops(s)))
+            listed.append(("real loop " + side, 40, lambda s=side: self.loops(s)))
+        listed.append(("real loop max_loss", 25, self.loss))
+        for side in ("default", "cgpu"):
+            listed.append(("real crowd " + side, 68, lambda s=side: self.crowd(s)))
         for model in ("decoder", "bert"):
             for side in ("default", "mps", "cgpu"):
-                listed.append(("real %s %s" % (model, side), 75, lambda m=model, s=side: self.sharers(s, MODEL + m, "", UNITS[m], None)))
-        listed.append(("real service", 200, self.service))
-        listed.append(("account", 210, self.account))
+                listed.append(("real %s %s" % (model, side), 60, lambda m=model, s=side: self.sharers(s, MODEL + m, "", UNITS[m], None)))
+        listed.append(("real service", 170, self.service))
+        listed.append(("account", 150, self.account))
         if len(glob.glob("/dev/nvidia[0-9]*")) > 1:
             for what in ("allreduce", "ddp"):
                 for side in ("default", "cgpu"):
-                    listed.append(("two gpus %s %s" % (what, side), 70, lambda w=what, s=side: self.pair(s, w)))
+                    listed.append(("two gpus %s %s" % (what, side), 55, lambda w=what, s=side: self.pair(s, w)))
         return listed
 
     def save(self):

@@ -25,7 +25,7 @@ const firstUser = 2_089_800_000
 func (d Domain) folder() (user int, err error) {
 	root := filepath.Join(d.RunDir, "mps")
 	path := page.Pipes(d.RunDir, d.UUID, d.Name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // members come by their mounts, and nobody else
 		return 0, err
 	}
 	unlock, err := locked(root)

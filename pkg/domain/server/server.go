@@ -65,7 +65,7 @@ func (d Domain) Start(within time.Duration) error {
 			}
 		case ok: // it begins, or ends
 		case child == nil:
-			if child, err = d.start(deadline); err != nil {
+			if child, err = d.start(); err != nil {
 				return err
 			}
 		}
@@ -91,7 +91,7 @@ type process struct {
 }
 
 // start makes the server's process, which is nobody's child when this one has ended.
-func (d Domain) start(deadline time.Time) (*process, error) {
+func (d Domain) start() (*process, error) {
 	fd, err := unix.MemfdCreate(RunName, unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)
@@ -167,6 +167,10 @@ func killRun(nonce string) (n int) {
 // Become makes this process the server.
 func (d Domain) Become(inherited hostrun.Inherited) error {
 	hostrun.Leave() // it is nobody's, so it ends with nobody's session or service
+	// The guard by which it is started is spared where memory runs out. What members can make grow goes first.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("500"), 0); err != nil {
+		return err
+	}
 	table, err := node.Load(d.RunDir)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -334,6 +335,7 @@ func (t *Takeover) Back(reason error) error {
 	if t.former == nil {
 		return reason
 	}
+	defer runtime.KeepAlive(t) // files that nobody has any more are closed, and the caller may have no use for it
 	fds := []int{int(t.state.Fd())}
 	if t.State != nil {
 		fds = append(fds, t.Descriptors()...)

@@ -22,6 +22,12 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == limitsArg {
 		failToExecute()
 	}
+	if len(os.Args) > 1 && os.Args[1] == backArg {
+		giveBack()
+	}
+	if len(os.Args) > 1 && os.Args[1] == TakeArg {
+		goOnAgain()
+	}
 	if len(os.Args) < 2 || os.Args[1] != TryArg {
 		os.Exit(m.Run())
 	}
@@ -109,6 +115,44 @@ const lowLimit = 64
 // TestExecuteFails: a program that cannot be executed leaves the guard as many descriptors as it had.
 func TestExecuteFails(t *testing.T) {
 	cmd := exec.Command("sh", "-c", fmt.Sprintf("ulimit -Sn %d && exec /proc/%d/exe %s", lowLimit, os.Getpid(), limitsArg))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// backArg has this program give the process back to one that goes on as goOnAgain.
+const backArg = "back"
+
+func giveBack() {
+	former, err := os.Open("/proc/self/exe")
+	text, readErr := os.ReadFile("testdata/v1.json")
+	fd, makeErr := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
+	_, writeErr := unix.Write(fd, text)
+	if err = errors.Join(err, readErr, makeErr, writeErr); err == nil {
+		err = (&Takeover{state: os.NewFile(uintptr(fd), "state"), former: former}).Back(errors.New("it cannot"))
+	}
+	fmt.Println(err)
+	os.Exit(1)
+}
+
+// goOnAgain is the program that gets the process back.
+func goOnAgain() {
+	t, err := Take(os.Args[2:])
+	if err != nil || t.Failed != "it cannot" {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// TestBackCollects: the program that gets the process back is there, and has the state, although garbage is collected while the process
+// executes it: files that nobody has any more are closed.
+func TestBackCollects(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe", backArg)
+	cmd.Env = append(os.Environ(), "GOGC=1") // and each variable below is copied
+	for i := range 50_000 {
+		cmd.Env = append(cmd.Env, fmt.Sprintf("V%d=", i))
+	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}

@@ -84,18 +84,6 @@ func New(active *atomic.Uint32) (*Journal, error) {
 	return j, nil
 }
 
-// Resume goes on with the files that a process has left, and returns what is in them.
-func Resume(active *atomic.Uint32, files [2]*os.File) (*Journal, map[Key][]byte, error) {
-	j := &Journal{active: active, files: files}
-	entries, end, last, err := read(files[active.Load()&1])
-	if err != nil {
-		return nil, nil, err
-	}
-	// Behind the last whole commit there may be a piece of one: the next is written over it.
-	j.at, j.last, j.room = end, last, max(leastRoom, end)
-	return j, entries, nil
-}
-
 // Descriptors are those of the files.
 func (j *Journal) Descriptors() [2]int { return [2]int{int(j.files[0].Fd()), int(j.files[1].Fd())} }
 
@@ -106,13 +94,6 @@ func (j *Journal) Close() {
 			f.Close()
 		}
 	}
-}
-
-// Last is the number of the last commit.
-func (j *Journal) Last() uint64 {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.last
 }
 
 // Commit makes changes. before, if not nil, is told the number that they have, when nothing is written yet. After an error nothing more is
@@ -157,7 +138,7 @@ func (j *Journal) write(f *os.File, b []byte) error {
 // compact copies the valid entries into the other file. Should this process be killed meanwhile, this one is valid.
 func (j *Journal) compact() error {
 	from := j.active.Load() & 1
-	entries, _, last, err := read(j.files[from])
+	entries, last, err := Read(j.files[from])
 	if err != nil {
 		return err
 	}
@@ -199,23 +180,25 @@ func appendCommit(b []byte, number uint64, ops []Op) []byte {
 	return b
 }
 
-// read reads a file up to where its last whole commit ends.
-func read(f *os.File) (entries map[Key][]byte, end int64, last uint64, err error) {
+// Read reads a file up to where its last whole commit ends, and says that one's number.
+func Read(f *os.File) (entries map[Key][]byte, last uint64, err error) {
 	info, err := f.Stat()
 	if err != nil {
-		return nil, 0, 0, fmt.Errorf("read the journal: %w", err)
+		return nil, 0, fmt.Errorf("read the journal: %w", err)
 	}
 	if info.Size() > MaxSize {
-		return nil, 0, 0, fmt.Errorf("%w: it has %d bytes, %d are the most", ErrDamaged, info.Size(), MaxSize)
+		return nil, 0, fmt.Errorf("%w: it has %d bytes, %d are the most", ErrDamaged, info.Size(), MaxSize)
 	}
 	b := make([]byte, info.Size())
 	if _, err := f.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) {
-		return nil, 0, 0, fmt.Errorf("read the journal: %w", err)
+		return nil, 0, fmt.Errorf("read the journal: %w", err)
 	}
-	return Parse(b)
+	entries, _, last, err = Parse(b)
+	return entries, last, err
 }
 
-// Parse is read of what a file has. A piece of a commit at the end is none; a whole one that does not add up is an error.
+// Parse is Read of what a file has; end is how much of it counts. A piece of a commit at the end is none; a whole one that does not add up
+// is an error.
 func Parse(b []byte) (entries map[Key][]byte, end int64, last uint64, err error) {
 	entries = map[Key][]byte{}
 	for rest := b; len(rest) >= headerSize; {

@@ -10,11 +10,8 @@ import (
 	"hash/crc32"
 	"maps"
 	"math/rand/v2"
-	"os"
 	"sync/atomic"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 func newJournal(t testing.TB) *Journal {
@@ -103,47 +100,9 @@ func TestCompact(t *testing.T) {
 			t.Fatalf("after %d commits the file has %d bytes", i, j.at)
 		}
 	}
-	copies := [2]*os.File{}
-	for i, f := range j.files {
-		fd, err := unix.Dup(int(f.Fd()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		copies[i] = os.NewFile(uintptr(fd), "copy")
-	}
-	next, got, err := Resume(j.active, copies)
-	if err != nil || next.Last() != 20_000 || !maps.EqualFunc(got, want, bytes.Equal) {
-		t.Fatalf("%d entries after %d commits, %v; want %d", len(got), next.Last(), err, len(want))
-	}
-	defer next.Close()
-	if err := next.Commit([]Op{{Key{3, 3}, []byte("more")}}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if got, _, last, err := read(next.files[next.active.Load()]); err != nil || last != 20_001 || string(got[Key{3, 3}]) != "more" {
-		t.Errorf("%d: %q, %v", last, got[Key{3, 3}], err)
-	}
-}
-
-// TestPieceIsOverwritten: a commit that a killed process has begun is neither read nor in the way of the next one.
-func TestPieceIsOverwritten(t *testing.T) {
-	j := newJournal(t)
-	if err := j.Commit([]Op{{Key{1, 1}, []byte("a")}}, nil); err != nil {
-		t.Fatal(err)
-	}
-	piece := appendCommit(nil, 2, []Op{{Key{1, 2}, bytes.Repeat([]byte("long"), 100)}})
-	if _, err := j.files[0].WriteAt(piece[:len(piece)-1], j.at); err != nil {
-		t.Fatal(err)
-	}
-	next, got, err := Resume(j.active, j.files)
-	if err != nil || len(got) != 1 || next.Last() != 1 {
-		t.Fatal(got, err)
-	}
-	if err := next.Commit([]Op{{Key{1, 3}, []byte{}}}, nil); err != nil {
-		t.Fatal(err)
-	}
-	got, _, last, err := read(next.files[0])
-	if v, ok := got[Key{1, 3}]; err != nil || last != 2 || len(got) != 2 || !ok || len(v) != 0 {
-		t.Errorf("%d: %v, %v", last, got, err)
+	got, last, err := Read(j.files[j.active.Load()])
+	if err != nil || last != 20_000 || !maps.EqualFunc(got, want, bytes.Equal) {
+		t.Fatalf("%d entries after %d commits, %v; want %d", len(got), last, err, len(want))
 	}
 }
 

@@ -59,7 +59,7 @@ func Start(program *os.File, memory *Memory) (*Process, error) {
 	w := &want{guard: uintptr(self), ended: memory.Ended(), died: memory.died(), program: program.Fd(),
 		poll: unix.PollFd{Fd: int32(self), Events: unix.POLLIN}, all: ^uint64(0)}
 	copy(w.name[:15], Name)
-	if w.argv, err = syscall.SlicePtrFromStrings([]string{"cgpu-guard", ReviveArg, strconv.Itoa(int(memory.file.Fd()))}); err == nil {
+	if w.argv, err = syscall.SlicePtrFromStrings([]string{"cgpu-guard", ReviveArg, strconv.Itoa(memory.FD())}); err == nil {
 		w.envp, err = syscall.SlicePtrFromStrings(os.Environ())
 	}
 	if err != nil {
@@ -153,10 +153,11 @@ func exit() {
 // Stop ends the keeper.
 func (p *Process) Stop() {
 	_ = unix.Kill(p.PID, unix.SIGKILL)
-	p.bury()
+	p.Ended()
 }
 
-func (p *Process) bury() {
+// Ended is called when the keeper has, and lets go of it.
+func (p *Process) Ended() {
 	for {
 		if _, err := unix.Wait4(p.PID, nil, 0, nil); !errors.Is(err, unix.EINTR) {
 			break
@@ -171,9 +172,6 @@ func (p *Process) bury() {
 
 // Descriptor becomes readable when the keeper has ended. Who waits for that calls Ended then.
 func (p *Process) Descriptor() int { return p.pidfd }
-
-// Ended is called when the keeper has.
-func (p *Process) Ended() { p.bury() }
 
 // Left closes what the guard that was killed had open, and this program has no use for; kept stays, and is closed in programs that this one
 // starts.

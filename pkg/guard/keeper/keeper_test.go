@@ -46,7 +46,7 @@ func guardMain(role string) {
 	check(err)
 	_, err = write.WriteString("kept")
 	check(err)
-	m.SetFiles([3]int{int(read.Fd()), int(program.Fd()), 0})
+	m.SetFiles([2]int{int(read.Fd()), int(program.Fd())})
 	garbage := make([][]byte, 0) // the keeper has no part in what this process does
 	for range 64 {
 		garbage = append(garbage, make([]byte, 1<<20))
@@ -188,7 +188,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// TestRestarted: three in a minute, and then no more until the first of them is a minute ago.
+// TestRestarted: three in an hour, and then no more until the first of them is an hour ago.
 func TestRestarted(t *testing.T) {
 	m, err := NewMemory()
 	if err != nil {
@@ -198,8 +198,8 @@ func TestRestarted(t *testing.T) {
 	for i, x := range []struct {
 		at time.Duration
 		ok bool
-	}{{0, true}, {time.Second, true}, {59 * time.Second, true}, {59 * time.Second, false}, {61 * time.Second, true}, {61 * time.Second, true},
-		{62 * time.Second, false}, {118 * time.Second, false}, {200 * time.Second, true}} {
+	}{{0, true}, {time.Minute, true}, {59 * time.Minute, true}, {59 * time.Minute, false}, {61 * time.Minute, true}, {61 * time.Minute, true},
+		{62 * time.Minute, false}, {118 * time.Minute, false}, {200 * time.Minute, true}} {
 		if got := m.Restarted(x.at); got != x.ok {
 			t.Errorf("%d, at %v: %v", i, x.at, got)
 		}

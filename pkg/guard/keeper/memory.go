@@ -26,11 +26,11 @@ const (
 	atMagic    = 0
 	atActive   = 4  // which file of the journal is valid
 	atEnded    = 8  // not 0: nobody is to go on
-	atFiles    = 12 // descriptors: two of the journal, the program
+	atFiles    = 12 // descriptors of the journal
 	atDied     = 48 // when the guard has ended (CLOCK_MONOTONIC)
 	atRights   = 64 // entries of rights that are open for a moment
 	atHandle   = 24 // the last handle of its own that the guard has made up
-	atRestarts = 32 // when guards were started anew (CLOCK_BOOTTIME, s), the last ones
+	atRestarts = 32 // when guards were started anew (CLOCK_MONOTONIC, s), the last ones
 	headSize   = 64 << 10
 	rightSize  = 16
 	// MaxRights is how many rights on objects can be open at once.
@@ -46,10 +46,10 @@ const (
 	memorySize = headSize + MaxFlights*FlightSize
 )
 
-// A guard is started anew so often in a time; then it stays away.
+// A guard is started anew so often in a time; then it stays away: what ends it may be something that its container can bring about.
 const (
 	maxRestarts = 3
-	restartTime = time.Minute
+	restartTime = time.Hour
 )
 
 // NewMemory makes one.
@@ -99,6 +99,9 @@ func (m *Memory) Close() {
 	m.file.Close()
 }
 
+// FD is its file's.
+func (m *Memory) FD() int { return int(m.file.Fd()) }
+
 // died is where the keeper says when the guard has ended, which Died tells.
 func (m *Memory) died() *unix.Timespec { return (*unix.Timespec)(unsafe.Pointer(&m.mem[atDied])) }
 
@@ -116,15 +119,15 @@ func (m *Memory) Ended() *atomic.Uint32 { return m.word(atEnded) }
 // Handle is the last handle of its own that the guard has made up.
 func (m *Memory) Handle() *atomic.Uint32 { return m.word(atHandle) }
 
-// SetFiles notes the descriptors of the journal and of the program.
-func (m *Memory) SetFiles(fds [3]int) {
+// SetFiles notes the descriptors of the journal.
+func (m *Memory) SetFiles(fds [2]int) {
 	for i, fd := range fds {
 		m.word(atFiles + 4*i).Store(uint32(fd))
 	}
 }
 
 // Files are those of SetFiles.
-func (m *Memory) Files() (fds [3]int) {
+func (m *Memory) Files() (fds [2]int) {
 	for i := range fds {
 		fds[i] = int(m.word(atFiles + 4*i).Load())
 	}

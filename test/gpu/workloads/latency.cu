@@ -1,10 +1,11 @@
 // Requests of a kernel or some, at given times whether or not the one before is done (open loop), and how long each takes
-// from the time it was due until its end is seen. One thread polls: it takes a whole core.
-//   latency --seconds S [--start-at EPOCH] [--work-us 140] [--kernels 1] [--every-ms 2 | --poisson LOAD_PERCENT --seed N] [--ramp-ms 400]
-//           [--iters-per-us X] [--samples] [--stdin]
+// from the time it was due until its end is seen. One thread polls: it takes a whole core, but with --block.
+//   latency --seconds S [--start-at EPOCH] [--work-us 140] [--kernels 1] [--every-ms 2 | --poisson LOAD_PERCENT --seed N | --think-ms T [--block]]
+//           [--ramp-ms 400] [--iters-per-us X] [--samples] [--stdin]
 //     --work-us   work of a request in microseconds of the whole GPU; its launch comes on top
 //     --kernels   so many kernels one after the other, which share the work
 //     --think-ms  instead: a request comes so long after the last one's end
+//     --block     then the thread sleeps until the GPU's interrupt
 //     --poisson   arrivals at random, so many that they are LOAD_PERCENT of the GPU
 //     --samples   each latency too, in the order of arrival
 // The other options are those of share. A run's result is one line {"pid","final","count","p50","p90","p99","max",…}, microseconds.
@@ -12,7 +13,7 @@
 #include <unistd.h>
 #include "spin.h"
 
-static const char known[] = "seconds start-at work-us kernels every-ms think-ms poisson seed ramp-ms iters-per-us samples stdin";
+static const char known[] = "seconds start-at work-us kernels every-ms think-ms poisson seed ramp-ms iters-per-us samples block stdin";
 
 static void run(Gpu& gpu, const Options& o, double rate) {
   const double work_us = o.number("work-us", 140), seconds = o.number("seconds", 5), ramp = o.number("ramp-ms", 400) * 1e-3;
@@ -30,7 +31,8 @@ static void run(Gpu& gpu, const Options& o, double rate) {
 
   const size_t outstanding = 1024;
   std::vector<cudaEvent_t> events(outstanding);
-  for (auto& e : events) CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  const bool block = o.has("block");
+  for (auto& e : events) CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming | (block ? cudaEventBlockingSync : 0)));
   gpu.reset();
   sleep_until(start - ramp);
   const double late = epoch() - (start - ramp);
@@ -41,7 +43,8 @@ static void run(Gpu& gpu, const Options& o, double rate) {
     for (due.clear(); epoch() < end;) {
       double begin = epoch();
       request(events[0]);
-      for (cudaError_t e; (e = cudaEventQuery(events[0]));) if (e != cudaErrorNotReady) CHECK(e);
+      if (block) CHECK(cudaEventSynchronize(events[0]));
+      else for (cudaError_t e; (e = cudaEventQuery(events[0]));) if (e != cudaErrorNotReady) CHECK(e);
       if (begin >= start) took.push_back((epoch() - begin) * 1e6);
       sleep_until(epoch() + think);
     }

@@ -2,7 +2,8 @@
 //   vulkan                      the shader alone
 //   vulkan fill MIB [MAX_MIB]   and memory in pieces of MIB (then of half, down to 1 MiB) until it is refused; the shader then runs again
 //   vulkan export MIB MAX_MIB   and memory exported to file descriptors and freed by its handle, until it is refused: it must still count
-//   vulkan spin SECONDS         and the shader over and over, two at a time: how often it ran
+//   vulkan spin SECONDS [ROUNDS]
+//                               and the shader over and over, two at a time, of so many rounds (else: some 2 ms): how often it ran
 //   vulkan long MS SECONDS      and one dispatch of so long after the other; each of its threads takes all of it
 //   vulkan turn SECONDS         and dispatches of 1 ms, one after the other: how long the longest took
 // Prints a line of keys and values for each. Exit status 3: there is no instance, 4: no device. Build: cc -o vulkan vulkan.c -lvulkan
@@ -231,13 +232,16 @@ static void fill(VkDeviceSize piece, VkDeviceSize max, int exported) {
 		r == VK_ERROR_OUT_OF_DEVICE_MEMORY);
 }
 
-static void spin(double seconds) {
+static uint32_t rounds_of(double each) {
 	uint32_t rounds = 1000;
-	double took = timed(rounds);
-	for (int i = 0; i < 3; i++) { // some 2 ms each
-		rounds = (uint32_t)(rounds * 0.002 / (took > 1e-6 ? took : 1e-6)) + 1;
-		took = timed(rounds);
+	for (int i = 0; i < 3; i++) {
+		double took = timed(rounds);
+		rounds = (uint32_t)(rounds * each / (took > 1e-6 ? took : 1e-6)) + 1;
 	}
+	return rounds;
+}
+
+static void spin(double seconds, uint32_t rounds) {
 	VkCommandBuffer c = record(rounds);
 	VkFence f[2] = {fence(), fence()};
 	submit(c, f[0]);
@@ -292,7 +296,7 @@ int main(int argc, char **argv) {
 		fill(atoi(argv[2]) * MIB, atoi(argv[3]) * MIB, 1);
 		compute();
 	} else if (!strcmp(what, "spin") && argc > 2) {
-		spin(atof(argv[2]));
+		spin(atof(argv[2]), argc > 3 ? (uint32_t)atol(argv[3]) : rounds_of(0.002)); // beside others it would take a turn for work
 	} else if (!strcmp(what, "long") && argc > 3) {
 		one_by_one(atof(argv[2]) * 1e-3, atof(argv[3]));
 	} else if (!strcmp(what, "turn") && argc > 2) {
