@@ -26,8 +26,8 @@ const (
 	AsCommand = 4
 )
 
-// patience is for whatever should come at once.
-const patience = 5 * time.Second
+// patience is for whatever should come at once, on a busy machine.
+const patience = time.Minute
 
 // Daemon serves one connection at a time, as the driver's does.
 type Daemon struct {
