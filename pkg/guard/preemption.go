@@ -285,8 +285,8 @@ func (g *Guard) checkGraphics(c *trappedCall) plan {
 		return answer(c.deny(rm.StatusNotSupported, "graphics", "denied a graphics object: its context is switched at the end of a draw or a "+
 			"dispatch only, so it could hold the GPU for seconds; graphics = true in cgpu.toml allows them", "class", c.class.Name))
 	case known && g.gpuTime.Plan(gpu).Cap > 0: // on an H200 what a library draws first then never ran, most times
-		return answer(c.deny(rm.StatusNotSupported, "graphicscap", "denied a graphics object: its context would be stopped for a hard cap while it "+
-			"is being made, and not begin; start the container without a percentage and set it later (cgpu set)", "class", c.class.Name))
+		return answer(c.deny(rm.StatusNotSupported, "graphicscap", "denied a graphics object: its context would be stopped for a hard cap while "+
+			"it is being made, and not begin; start the container without a percentage and set it later (cgpu set)", "class", c.class.Name))
 	}
 	return g.checkEngineObject(c)
 }
