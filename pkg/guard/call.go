@@ -39,8 +39,9 @@ type trappedCall struct {
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
 	executed bool
-	// absent is set when the call names what there is not; roots were let through until then.
+	// absent is set when the call names what there is not; roots were let through until then. named is what was looked at last, for the log.
 	absent bool
+	named  uint32
 	roots  int64
 	// locked are the clients whose calls wait for this one.
 	locked callLock

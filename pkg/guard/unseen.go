@@ -14,6 +14,7 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client {
 		return false
 	}
+	c.named = handle
 	g, roots := c.guard, c.guard.rootsLet.Load()
 	o, known := g.account.lookup(client, handle)
 	if known && o.isThere() {
@@ -131,7 +132,8 @@ func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
 
 // denyUnseen refuses a call on such an object.
 func (c *trappedCall) denyUnseen() reply {
-	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made")
+	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made",
+		"call", rm.EscapeName(c.call.NR()), "object", c.named, "absent", c.absent)
 }
 
 const (
