@@ -101,8 +101,8 @@ own_files() {
 shared() { # weights 1 and 3 side by side
 	local one three rounds status=1
 	rounds=$(bare --rm "${told[@]}" -- "$programs/vulkan" spin 0.1 | number rounds) &&
-		vgpu 6GiB -d --name one "${told[@]}" -e ALIYUN_COM_GPU_SCHD_WEIGHT=1 -- "$programs/vulkan" spin 6 "$rounds" >/dev/null &&
-		vgpu 6GiB -d --name three "${told[@]}" -e ALIYUN_COM_GPU_SCHD_WEIGHT=3 -- "$programs/vulkan" spin 6 "$rounds" >/dev/null &&
+		vgpu 6GiB -d --name one "${told[@]}" -e ALIYUN_COM_GPU_SCHD_WEIGHT=1 -- "$programs/vulkan" spin 12 "$rounds" >/dev/null &&
+		vgpu 6GiB -d --name three "${told[@]}" -e ALIYUN_COM_GPU_SCHD_WEIGHT=3 -- "$programs/vulkan" spin 12 "$rounds" >/dev/null &&
 		timeout 40 docker wait one three >/dev/null && {
 		one=$(docker logs one 2>&1 | number work)
 		three=$(docker logs three 2>&1 | number work)
