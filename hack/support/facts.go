@@ -113,10 +113,9 @@ var afterGPUs = []section{
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
 		{what: "Vulkan, OpenGL and EGL off screen", commits: []string{"221b2a4"},
-			says: "with `graphics = true`, no hard cap ([tried](internals/graphics.md#what-they-ask-of-the-driver))"},
+			says: "with `graphics = true`, no hard cap ([tried](internals/graphics.md))"},
 		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
-			says: "the driver's files are in the container, whatever `NVIDIA_DRIVER_CAPABILITIES` says, and the guard knows the classes; " +
-				"on the H200 where they were tried OpenCL and NVDEC fail without cgpu, too; OptiX and NVENC nobody has run"},
+			says: "on an H200 OpenCL and NVDEC fail without cgpu, too; the others nobody has run"},
 		{what: "NVJPEG", commits: []string{"7e9500c", "1f434b5"}, says: "our program only (`graphics`)"},
 		{what: "X servers, Wayland, Vulkan's windows", tests: []string{"pkg/spec:TestForeignNames"}, status: refused,
 			says: "they need nvidia-modeset or `/dev/dri`, [which no vGPU gets](internals/graphics.md#nodes-that-no-vgpu-gets)"},
