@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/arbiter/process"
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
@@ -58,6 +59,7 @@ func main() {
 			return
 		}
 	}
+	unix.CloseOnExec(readyFD) // whoever is started before the verdict must not hold it open
 	ready := os.NewFile(readyFD, "ready")
 	g, sockets, cfg, log, err := start()
 	if err != nil {
@@ -139,6 +141,9 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 		return bad(err)
 	}
 	g, err := guard.New(cfg, d, log.Logger)
+	if err == nil {
+		err = domain.Join(cfg)
+	}
 	if err != nil {
 		cfg.CleanUp()
 		return bad(err)

@@ -51,6 +51,7 @@ type file struct {
 	Limits             *string   `toml:"limits"`
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
+	Domains            []string  `toml:"domains"`
 	Profiling          *bool     `toml:"profiling"`
 	Graphics           *bool     `toml:"graphics"`
 	Keeper             *bool     `toml:"keeper"`
@@ -125,6 +126,7 @@ func (f file) config() (Config, error) {
 		part("headroom", f.Headroom, &s.Headroom, "each GPU's memory", device.MostHeadroom),
 		percentage("headroom_cores", f.HeadroomCores, &s.HeadroomCores, 0, device.MostHeadroom),
 		dialects(f.Dialects, &s.Dialects),
+		domains(f.Domains, &s.Domains),
 		choice("pods", f.Pods, &s.Pods, device.PodsAny, device.PodsAllocated, device.PodsGPUShare),
 		podSettings(f.PodSettings, &s.PodSettings),
 		socket("pod_resources", f.PodResources, &s.PodResources),
@@ -323,6 +325,19 @@ func runtimes(in, out *[]string) error {
 		}
 	}
 	*out = *in
+	return nil
+}
+
+// domains reads the names of the trust domains.
+func domains(in []string, out *[]string) error {
+	for _, name := range in {
+		if reason := quota.CheckDomain(name); reason != "" {
+			return fault("domains", name, reason)
+		}
+	}
+	if len(in) > 0 {
+		*out = in
+	}
 	return nil
 }
 

@@ -82,9 +82,8 @@ const (
 func (g *Guard) checkTSG(c *trappedCall) plan {
 	o := c.newObject()
 	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
-	o.graphics = true
-	if o.engine > engineGRLast {
-		o.graphics = false
+	o.group = &channelGroup{graphics: o.engine <= engineGRLast}
+	if !o.group.graphics {
 		return g.planObject(c, o)
 	}
 	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
@@ -128,6 +127,10 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 			"max", commonChannels))
 	}
 	o.contextShare = rm.U32(p, rm.ChannelContextShare)
+	if !g.account.mayHaveChannel(c.allocClient(), o.parent, o.contextShare) {
+		return answer(c.deny(rm.StatusNotSupported, "legacychannel",
+			"denied a channel without a context share of its own in a group that several clients have"))
+	}
 	if len(p) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
 		page, ok := c.acquireObject(c.allocClient(), o.userd.memory)

@@ -62,6 +62,9 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if c.isUnseen(c.target(), c.controlClient(), c.controlObject()) {
 		return c.denyUnseen()
 	}
+	if g.cfg.Domain != "" && g.account.isLent(c.controlClient(), c.controlObject()) {
+		return c.deny(rm.StatusNotSupported, "lent", "denied a control of the domain's channel group", "control", ctl.Name)
+	}
 	c.control = ctl
 	size := rm.U32(o, rm.ControlParamsSize)
 	if size > rm.MaxControlParams || ctl.Size != 0 && int(size) != ctl.Size {

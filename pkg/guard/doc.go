@@ -28,7 +28,7 @@
 //	host memory        hostmemory.go, spill.go, kernelmap.go (mapped into the kernel)
 //	managed memory     managed.go, managedlimit.go (its part of the account), spans.go (ranges), maps.go (/proc/PID/maps)
 //	for the processor  windows.go (RM_MAP_MEMORY)
-//	for others         share.go (RM_SHARE), export.go (objects in files)
+//	for others         share.go (RM_SHARE), export.go (objects in files), lend.go (to members of a trust domain)
 //	UVM                uvm.go, uvmmaps.go (what is mapped), uvmranges.go, uvmspace.go (address spaces, channels), uvmtables.go
 //	                   (page tables), zombies.go
 //
@@ -61,7 +61,8 @@
 //	sentFDs.mu, Guard.preemptMu, Guard.teardownMu, Guard.sweepTurnMu
 //	                   one look at processes outside, at contexts that were made unseen, one end of an address space, one sweep in the
 //	                   background at a time; none of these is taken with another
-//	client.calls       calls that make, open or drop objects of an RM client; of two clients that with the smaller handle first (callLock)
+//	client.calls       calls that make, open or drop objects of an RM client; of two clients that with the smaller handle first (callLock).
+//	                   A member of a trust domain waits with it for one of the server's, in another guard (borrow), and never the reverse
 //	file.uvm           calls on a UVM address space, or on a file with exports, are recorded in the driver's order
 //	Guard.sweepMu      one sweep at a time. It waits for no end of an address space; who needs its memory does, without the lock
 //	UserPages.viewing, Scheduler.Lock, gpuScheduler.mu

@@ -39,6 +39,7 @@ type Guard struct {
 	nodes      nodeTable
 	gpus       []gpuIdentity
 	bill       *bill
+	guests     guests
 	slowBucket bucket       // of seconds, for calls that hold the driver's locks for long
 	waiters    atomic.Int32 // calls that wait for it
 	stats      stats

@@ -61,6 +61,9 @@ func (g *Guard) Run(s Sockets) error {
 		go g.watchLedger(over)
 	}
 	go g.watchOutsiders()
+	if g.cfg.DomainServer {
+		go g.watchDomain(over)
+	}
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
@@ -72,6 +75,7 @@ func (g *Guard) Run(s Sockets) error {
 	_ = s.Control.Close()
 	release()
 	g.keep.stop()
+	g.noteDomainEnd()
 	g.noteEnd()
 	return err
 }

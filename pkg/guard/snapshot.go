@@ -233,9 +233,14 @@ func (s *snapshotter) object(c *client, o *object) error {
 func (o *object) plainState() handover.Object {
 	v := handover.Object{Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kindNames[o.kind], CountsOn: o.countsOn, GPU: o.gpu,
 		Length: uint64(o.length), Size: uint64(o.size), Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, ID: o.id,
-		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
-		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, Draws: o.draws, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
-		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
+		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled,
+		UserdMemory: o.userd.memory, UserdOffset: o.userd.offset, RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine,
+		Engine: o.engine, Notifiers: o.notifiers}
+	if x := o.group; x != nil {
+		v.Group, v.Lender, v.LentGroup, v.Scheduled, v.Graphics, v.Context = x.number, x.lender.nonce, x.lender.group, x.scheduled,
+			x.graphics, x.context
+		v.GFXP, v.Shared, v.Preempts, v.Draws = x.gfxp, x.shared, x.preempts, x.draws
+	}
 	if o.streams != nil {
 		v.Streams = &handover.Streams{Asked: o.streams.asked, Given: o.streams.given}
 	}

@@ -57,6 +57,10 @@ func (g *Guard) serveControl(l *net.UnixListener) {
 			_ = json.NewEncoder(conn).Encode(g.Status())
 		case api.OpUpgrade:
 			g.serveUpgrade(conn, req.Program)
+		case api.OpLend:
+			if req.Loan != nil {
+				g.lend(conn, *req.Loan)
+			}
 		}
 	})
 }

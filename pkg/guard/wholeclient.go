@@ -119,13 +119,22 @@ func (a *account) hasUnknownChannel(client, group uint32, ids []uint32) bool {
 	if c == nil {
 		return false
 	}
+	x := c.objects[group]
+	if x == nil || x.group == nil {
+		return false
+	}
+	if x.group.lent() || x.group.shared && len(x.group.handles) == 1 { // a domain's: of the others' channels this guard does not know
+		return false
+	}
 	known, any := map[uint32]bool{}, 0
-	for _, o := range c.channels {
-		if o.parent != group {
-			continue
-		}
-		if known[o.id] = true; o.id == 0 {
-			any++
+	for handle, of := range x.group.handles {
+		for _, o := range of.channels {
+			if o.parent != handle.handle {
+				continue
+			}
+			if known[o.id] = true; o.id == 0 {
+				any++
+			}
 		}
 	}
 	for _, id := range ids {

@@ -96,7 +96,7 @@ func Exec(r Run) error {
 			return fmt.Errorf("run: %s: %w", step.name, err)
 		}
 	}
-	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan.Limiter != ""))
+	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan))
 	return &CommandError{path, err}
 }
 

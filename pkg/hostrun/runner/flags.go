@@ -22,6 +22,8 @@ var flags = []struct{ flag, variable, remedy string }{
 	{"weight", "ALIYUN_COM_GPU_SCHD_WEIGHT", ""},
 	{"percent", "ALIYUN_COM_GPU_CORE_PERCENTAGE", ""},
 	{"spill", "CGPU_MEM_SPILL", ""},
+	{"domain", "CGPU_DOMAIN", ""},
+	{"threads", "CGPU_THREADS", ""},
 }
 
 // Asked is what was typed, by variables, as quota.Quota has it. typed is the value of a flag, and whether it was given.

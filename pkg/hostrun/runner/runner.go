@@ -22,6 +22,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
+// GuardName is the command of cgpu's that it starts itself as, to start the guard (launch.StartApart).
+const GuardName = "run-guard"
+
 // Command is what runs on a slice.
 type Command struct {
 	Quota   *quota.Quota
@@ -67,6 +70,7 @@ func Become(cmd Command) error {
 	if err := home.Return(); err != nil {
 		return err
 	}
+	plan.RunDir = runDir
 	cmd.Run.Plan, cmd.Run.Cgroups = plan, home.Cgroups(session.Record.Nonce)
 	err = hostrun.Exec(cmd.Run)
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
@@ -121,6 +125,7 @@ func Prepare(cmd Command, task Task, tell func(fence hostrun.Fence, table *devic
 		return err
 	}
 	health.Warn(session.RunDir, table, session.Record)
+	plan.RunDir = session.RunDir
 	cmd.Run.Plan, cmd.Run.Cgroups = plan, home.Cgroups(session.Record.Nonce)
 	fence, err := hostrun.Prepare(task.PID, cmd.Run)
 	if err != nil {
@@ -145,6 +150,9 @@ func reservePlan(session *launch.Session, cmd Command, table *device.Table, home
 		return plan, cmd.Refused(err)
 	}
 	session.Request.Record.Name, session.Request.Refuse = cmd.Name, ledger.Within(task.Budgets)
+	if cmd.Quota.DomainServer {
+		session.Request.Refuse = ledger.SoleServer(cmd.Quota.Domain)
+	}
 	if err := reserve(session, time.Now().Add(reservePatience)); err != nil {
 		return plan, cmd.Refused(ask.Refused(err))
 	}

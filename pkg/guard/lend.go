@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/domain"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Domains. An MPS server makes one channel group for all its clients, and some memory. Each client makes second handles on these, and
+// channels of its own below the group's (docs/internals/mps.md). The server is in a container of its own, whose guard lends what the server
+// has opened to others: it opens the object for the moment of the member's call, and no other call of the server's client is served
+// meanwhile. That is all that goes from one guard to another, and it goes in this direction only.
+//
+// What is lent stays with the server, in whose name a group has its timeslice and is switched in the middle of kernels. It is charged to
+// the server, and to each member that has a handle on it: it lives as long as any, also where the server has ended or made another.
+
+// borrowPrice is what a second handle takes of the time of slow calls: the ledger is read, and another guard makes two calls.
+const borrowPrice = 2 * time.Millisecond
+
+// borrow serves RM_DUP_OBJECT of an object of the domain's server.
+func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
+	if !g.waitToPay(c, borrowPrice) {
+		return fail(unix.EINTR)
+	}
+	lock, ok := g.account.lockCalls(dst, dst)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
+	c.locked = lock
+	parent := rm.U32(c.call.Outer, rm.DupParent)
+	gpu, ok := g.gpuFor(dst, parent)
+	if !ok {
+		return c.status(rm.StatusInvalidObjectParent)
+	}
+	if c.isUnseen(c.target(), dst, parent) {
+		return c.denyUnseen()
+	}
+	server, err := g.domainServer(g.cfg.GPUs[gpu].UUID)
+	if err == nil {
+		loan := api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc), PID: lock[0].tgid}
+		begin := time.Now()
+		err = api.Borrow(server, loan, func(lent api.Lent) {
+			rep = c.execute(g.planBorrowed(c, dst, gpu, lent, lender{server.Nonce, lent.Group}, begin.Add(api.LoanTime)))
+		})
+	}
+	if err != nil {
+		return c.deny(rm.StatusInvalidClient, "borrow", "denied a second handle on an object of another container's client", "client", src,
+			"err", err)
+	}
+	return rep
+}
+
+// lender is whose a lent channel group is: the record of the server, and the group's number with its guard, which no other ever has there.
+type lender struct {
+	nonce string
+	group int
+}
+
+// planBorrowed is the plan of the call itself. until is when the loan ends: from then on the server may do with the object what it likes,
+// and what it told of it says nothing.
+func (g *Guard) planBorrowed(c *trappedCall, dst uint32, gpu int, lent api.Lent, from lender, until time.Time) plan {
+	if lent.UUID != g.cfg.GPUs[gpu].UUID {
+		return answer(c.denyOtherGPU())
+	}
+	o := object{parent: rm.U32(c.call.Outer, rm.DupParent), class: lent.Class, gpu: noGPU, engine: lent.Engine, size: lent.Size}
+	had := false
+	if lent.Class == classChannelGroup {
+		o.kind = rm.ClassTSG
+		if o.group, o.charge = g.acquireBorrowed(c, from); o.group != nil {
+			had = true
+		} else {
+			o.group = &channelGroup{graphics: true, context: true, preempts: true, shared: true, lender: from}
+		}
+	} else {
+		o.kind, o.length, o.page = rm.ClassVidmem, lent.Length, lent.Page
+	}
+	if !g.roomForObject(o.kind, gpu) {
+		return answer(c.status(rm.StatusInsufficientResources))
+	}
+	var p plan
+	if had { // it is charged
+		p = plan{ask: true, cancel: func() {}, commit: func() {
+			h := rm.U32(c.call.Outer, rm.DupObject)
+			g.account.dupObject(dst, o.parent, h, o)
+			c.undo = g.undoObject(c.target(), dst, h)
+		}}
+	} else {
+		p = g.planCharged(c, dst, cost{gpu: gpu, size: o.size}, func() (object, quota.Bytes) {
+			o.handle = rm.U32(c.call.Outer, rm.DupObject)
+			return o, o.size
+		})
+	}
+	if !p.ask {
+		return p
+	}
+	commit := p.commit
+	p.commit = func() {
+		handle := rm.U32(c.call.Outer, rm.DupObject)
+		if !time.Now().Before(until) {
+			if s, e := g.rmFree(c.target(), dst, handle); e == 0 && s == rm.StatusOK {
+				p.cancel()
+				c.restoreInput()
+				c.deny(rm.StatusInvalidClient, "lateloan", "denied a second handle on an object of the domain's server: the driver took too long")
+				return
+			}
+		}
+		commit()
+		g.gpuTime.Made(gpu) // from now on its channels follow the domain's plan
+	}
+	return p
+}
+
+// acquireBorrowed finds a lent group that the container has a handle on, and keeps its charge for the call; nil: there is none.
+func (g *Guard) acquireBorrowed(c *trappedCall, from lender) (*channelGroup, *charge) {
+	of, handle := g.account.borrowed(from)
+	if of == nil {
+		return nil, nil
+	}
+	o, ok := g.account.acquireObject(of, handle)
+	if !ok {
+		return nil, nil
+	}
+	c.acquired = append(c.acquired, o)
+	if o.group == nil || o.group.lender != from {
+		return nil, nil
+	}
+	return o.group, o.charge
+}
+
+func (a *account) borrowed(from lender) (*client, uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.clients {
+		for h, o := range c.groups {
+			if o.group.lender == from {
+				return c, h
+			}
+		}
+	}
+	return nil, 0
+}
+
+// domainServer finds the record of the domain's MPS server on a GPU.
+func (g *Guard) domainServer(uuid string) (ledger.Record, error) {
+	if g.cfg.DomainServer {
+		return ledger.Record{}, errors.New("a domain's server borrows from nobody")
+	}
+	r, ok, err := domain.Server(g.cfg.RunDir, uuid, g.cfg.Domain)
+	if err == nil && !ok {
+		err = fmt.Errorf("domain %s has no MPS server on GPU %s", g.cfg.Domain, uuid)
+	}
+	return r, err
+}
+
+// endLoans frees the RM clients that have a channel group of a server which is gone: nobody schedules it any more, and for a program its
+// context is lost.
+func (g *Guard) endLoans(records []ledger.Record) {
+	if g.cfg.Domain == "" {
+		return
+	}
+	ends := func(c *client) bool { // the account is locked
+		for _, o := range c.groups {
+			if o.group.lent() && !slices.ContainsFunc(records, func(r ledger.Record) bool { return r.Nonce == o.group.lender.nonce }) {
+				return true
+			}
+		}
+		return false
+	}
+	g.account.mu.Lock()
+	some := slices.ContainsFunc(slices.Collect(maps.Values(g.account.clients)), ends)
+	g.account.mu.Unlock()
+	if some {
+		g.logOnce("loanover", "RM clients are freed: they have a channel group of a MPS server that is gone")
+		g.killClients(ends)
+	}
+}
+
+// lend answers the guard of a member.
+func (g *Guard) lend(conn net.Conn, l api.Loan) {
+	g.work.RLock() // what is open now another program would not close
+	defer g.work.RUnlock()
+	say := json.NewEncoder(conn)
+	if err := g.whileLent(l, func(lent api.Lent) {
+		if say.Encode(lent) == nil {
+			_ = conn.SetReadDeadline(time.Now().Add(api.LoanTime))
+			_, _ = conn.Read(make([]byte, 1)) // until the other guard has made its call, and closes
+		}
+	}); err != nil {
+		_ = say.Encode(api.Lent{Error: err.Error()})
+	}
+}
+
+// whileLent calls f while an object is open to the domain.
+func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
+	if !g.cfg.DomainServer || l.Domain != g.cfg.Domain {
+		return errors.New("it is not the domain's server")
+	}
+	lock, ok := g.account.lockCalls(l.Client, l.Client)
+	if !ok {
+		return errors.New("the client is not the server's")
+	}
+	defer lock.unlock()
+	lent, err := g.account.lendable(lock[0], l.Object)
+	if err != nil {
+		return err
+	}
+	t, ok := g.fileOf(lock[0])
+	if !ok {
+		return errors.New("the client's file is not found")
+	}
+	defer t.Done()
+	if lent.group != nil { // it stays charged where the call fails
+		charge, _, ok := g.reserveShared(l.Client, *lent.group)
+		if !ok {
+			return errors.New("what the group takes for several clients does not fit into the server's memory limit")
+		}
+		charge()
+		g.books.commit(nil)
+		lent.answer.Size = sharedContext + g.contextMemory(lent.gpu)
+	}
+	if !g.guests.add(l.PID, lent.answer.Group) {
+		return errors.New("the process is gone, or others with its objects are as many as it can keep account of")
+	}
+	g.gpuTime.Made(lent.gpu) // it tells the arbiter of the guest
+	lent.answer.UUID = g.cfg.GPUs[lent.gpu].UUID
+	s, e := g.whileShared(t, l.Client, []openRight{{l.Object, accessDup}}, func() { f(lent.answer) })
+	if e != 0 || s != rm.StatusOK {
+		return fmt.Errorf("the driver does not open it: %s, errno %d", rm.StatusName(s), e)
+	}
+	return nil
+}
+
+// guests are the processes that have been lent something, by which switch records may name the group. Each has its start time.
+type guests struct {
+	mu   sync.Mutex
+	list map[int]guest
+}
+
+type guest struct {
+	start uint64
+	group int // that it was lent last; 0: memory alone
+}
+
+// maxGuests is more than an MPS server takes, and leaves room for its own processes among those that the arbiter is told of.
+const maxGuests = 100
+
+func (x *guests) add(pid, group int) bool {
+	start, err := ledger.ProcStart(pid)
+	if err != nil {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.list == nil {
+		x.list = map[int]guest{}
+	}
+	x.prune()
+	old, known := x.list[pid]
+	if !known && len(x.list) >= maxGuests {
+		return false
+	}
+	x.list[pid] = guest{start, cmp.Or(group, old.group)}
+	return true
+}
+
+// have reports that one has been lent a group.
+func (x *guests) have(group int) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.prune()
+	for _, v := range x.list {
+		if v.group == group {
+			return true
+		}
+	}
+	return false
+}
+
+func (x *guests) prune() {
+	for pid, v := range x.list {
+		if s, err := ledger.ProcStart(pid); err != nil || s != v.start {
+			delete(x.list, pid)
+		}
+	}
+}
+
+func (x *guests) living() (pids []int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.prune()
+	return slices.Collect(maps.Keys(x.list))
+}
+
+type lendable struct {
+	gpu    int
+	group  *object // nil: it is memory
+	answer api.Lent
+}
+
+// lendable tells what there is to know of an object that others may have a handle on: a channel group with a context, or device memory. The
+// server has opened either to its user, or to all.
+func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	o := c.objects[handle]
+	if o == nil {
+		return l, errors.New("the object is not known")
+	}
+	l.gpu, l.answer.Class, l.answer.Engine = c.gpuOf(o), o.class, o.engine
+	p := c.policiesOf(handle)
+	isMemory := o.kind == rm.ClassVidmem && o.charge.isDeviceMemory() && o.secondCharge == nil
+	switch {
+	case l.gpu == noGPU || isMemory && o.charge.gpu != l.gpu:
+		return l, errors.New("it is on no GPU")
+	case (p.all|p.user)&accessDup == 0:
+		return l, errors.New("the server has not opened it")
+	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts:
+		group := *o
+		l.group, l.answer.Group = &group, o.group.number
+		return l, nil
+	case isMemory:
+		l.answer.Class, l.answer.Size, l.answer.Length, l.answer.Page = classVidmem, o.charge.size, o.charge.length, o.charge.page
+		return l, nil
+	}
+	return l, fmt.Errorf("it is neither a channel group with a context nor device memory (class %s)", rm.ClassName(o.class))
+}
