@@ -4,12 +4,14 @@
 #   CGPU_BIN=FOLDER OUT=FOLDER test/gpu/domains.sh
 #   BUDGET=SECONDS   for all (130). Every step is bounded, and one that fails ends nothing.
 #   DECODERS=N       how many are compared in the end (5)
+#   KILLS=SECONDS    for how long programs of a domain are killed in the middle of their kernels, eight at a time (0: not)
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 OUT=${OUT:?set OUT to a folder for the logs}
 : "${CGPU_BIN:?set CGPU_BIN to the folder of the programs}"
 BUDGET=${BUDGET:-130}
 DECODERS=${DECODERS:-5}
+KILLS=${KILLS:-0}
 uid=64123 other=64124 # nobody's
 dir=$(mktemp -d /tmp/cgpu-domains.XXXXXX)
 chmod 755 "$dir"
@@ -144,6 +146,40 @@ if (($(left) > 70)); then
 	after "SIGKILL of the server's guard" guard
 fi
 stop_all
+
+# Many ends in the middle of kernels, beside another domain and a stranger that check their results.
+killing() { # killing N: one program after the other, for KILLS seconds
+	# shellcheck disable=SC2016 # the shell inside expands
+	most=$((KILLS + 20)) member a 2GiB bash -c '
+		end=$((SECONDS + $1)) out=$2 killed=0 all=0
+		while ((SECONDS < end)); do
+			"$3" context long:20 >"$out" 2>&1 &
+			for ((i = 0; i < 250; i++)); do
+				grep -q launched "$out" && killed=$((killed + 1)) && break
+				kill -0 $! 2>/dev/null || break
+				sleep 0.02
+			done
+			kill -KILL $! 2>/dev/null
+			wait $! 2>/dev/null
+			all=$((all + 1))
+		done
+		echo "killed $killed of $all"' killing "$KILLS" "$dir/home/killing.$1" "$dir/mps" >"$dir/killing.$1" 2>&1
+}
+if ((KILLS)); then
+	most=$((KILLS + 20)) member b 2GiB "$dir/mps" context loop:"$KILLS" >"$dir/kills.b" 2>&1 &
+	most=$((KILLS + 20)) run --memory 2GiB -- "$dir/mps" context loop:"$KILLS" >"$dir/kills.s" 2>&1 &
+	others=($!)
+	for i in {1..8}; do killing "$i" & others+=($!); done
+	wait "${others[@]}"
+	say "--- $KILLS s of kills: $(cat "$dir"/killing.[0-9]* | awk '/^killed/ {k += $2; n += $4} END {print k " in the middle of a kernel, of " n}')"
+	tail -qn 1 "$dir"/killing.[0-9]* | sort | uniq -c | tail -n 4 | tee -a "$summary"
+	member a 2GiB "$dir/mps" context launch:10 >"$dir/kills.n" 2>&1
+	show 'the next of their domain' "$dir/kills.n" 2
+	show 'another domain all the while' "$dir/kills.b" 2
+	show 'a stranger all the while' "$dir/kills.s" 2
+	cgpu smi >"$dir/smi" 2>&1
+	show 'cgpu smi then' "$dir/smi" 12
+fi
 
 # Decoders: time sharing, a domain, bare MPS.
 # decoders NAME COMMAND…: COMMAND N runs as the Nth
