@@ -103,6 +103,17 @@ show 'a stranger beside them' "$dir/s1"
 most=25 member a 3GiB python3 "$dir/oom.py" >"$dir/oom" 2>&1
 show 'PyTorch in a member of 3 GiB' "$dir/oom" 6
 
+# Memory beyond the limit, and memory of another process: of the container, and of another member.
+run --domain a --memory 2GiB --spill 2GiB -- "$dir/mps" context fill:64 managed:3000 free >"$dir/spill" 2>&1
+show 'a member of 2 GiB with a spill of 2 GiB' "$dir/spill" 5
+member a 2GiB sh -c "'$dir/mps' context malloc:64 share:'$dir/home/ipc' sleep:4 >'$dir/home/ipc.said' & sleep 1; '$dir/mps' context borrow:'$dir/home/ipc' & sleep 2.5" \
+	>"$dir/ipc1" 2>&1 &
+sleep 1.5
+member a 2GiB "$dir/mps" context borrow:"$dir/home/ipc" >"$dir/ipc2" 2>&1
+wait $!
+show 'CUDA IPC within a member' "$dir/ipc1" 2
+show 'CUDA IPC from another member' "$dir/ipc2" 2
+
 # Who is not of the domain has its pipes, and gets nothing.
 run --memory 4GiB -- "$(pipes a)" "$dir/mps" context >"$dir/x1" 2>&1
 show 'a stranger with the pipes of a' "$dir/x1" 3
