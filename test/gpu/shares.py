@@ -415,7 +415,7 @@ class Bench:
         with self.settings('domains = ["a", "b"]\n'):
             case(*arguments)
 
-    def rate(self, workers, load="", seconds=5.0):
+    def throughput(self, workers, load="", seconds=5.0):
         """Work per second that they get done together."""
         begin, runs, _ = self.measure({w: load for w in workers}, seconds)
         return sum(r.work(begin, begin + seconds) for r in runs) / seconds
@@ -425,7 +425,7 @@ class Bench:
         specs = [{"program": MODEL + "decoder --graph", "size": "8GiB", "domain": name} for name in "ab" for _ in range(members)]
         with self.group("domain", specs) as workers:
             sides = workers[:members], workers[members:]
-            alone = [self.rate(s) for s in sides]
+            alone = [self.throughput(s) for s in sides]
             self.row("each domain by itself", ", ".join("%.4g tokens/s" % a for a in alone), alone=alone)
             for pair in weights:
                 for name, weight in zip("ab", pair):
@@ -444,8 +444,8 @@ class Bench:
             for side in ("cgpu", "domain"):
                 with self.group(side, [{"program": MODEL + "decoder --graph --batch %d" % batch, "size": "30GiB"}] * 2) as workers:
                     if side == "cgpu":
-                        alone = self.rate(workers[:1])
-                    both = self.rate(workers)
+                        alone = self.throughput(workers[:1])
+                    both = self.throughput(workers)
                 least = 97 if side == "cgpu" else 105 if batch <= 16 else None
                 got = 100 * both / alone
                 self.row("%d requests each, %s" % (batch, side), "%.1f %% of %.4g tokens/s" % (got, alone), "≥ %d %%" % least if least else "",
