@@ -176,6 +176,11 @@ def output(*command, timeout=30):
     return done.stdout
 
 
+def gpu_seconds():
+    """Of each container, by its name."""
+    return {v.get("name") or v["id"]: (v.get("compute") or {}).get("gpu_time_seconds", 0) for v in processes.vgpus()}
+
+
 def shares(runs, begin, end):
     """Percent of all work for each worker."""
     work = [r.work(begin, end) for r in runs]
@@ -420,23 +425,29 @@ class Bench:
         begin, runs, _ = self.measure({w: load for w in workers}, seconds)
         return sum(r.work(begin, begin + seconds) for r in runs) / seconds
 
-    def domains(self, weights=((1, 1), (1, 3)), members=5, seconds=5.0):
-        """Two domains of decoders: what each gets of the GPU, and whether it keeps what its members gain by computing side by side."""
-        specs = [{"program": MODEL + "decoder --graph", "size": "8GiB", "domain": name} for name in "ab" for _ in range(members)]
+    def domains(self, program, load, unit, weights=((1, 1), (1, 3)), members=5, seconds=5.0):
+        """Two domains: what each gets of the GPU, by what it gets done and by its account, and whether it keeps what its members gain by
+        computing side by side."""
+        specs = [{"program": program, "size": "8GiB", "domain": name} for name in "ab" for _ in range(members)]
         with self.group("domain", specs) as workers:
             sides = workers[:members], workers[members:]
-            alone = [self.throughput(s) for s in sides]
-            self.row("each domain by itself", ", ".join("%.4g tokens/s" % a for a in alone), alone=alone)
+            alone = [self.throughput(s, load) for s in sides]
+            self.row("each domain by itself", ", ".join("%.4g %s" % (a, unit) for a in alone), alone=alone)
             for pair in weights:
                 for name, weight in zip("ab", pair):
                     output("cgpu", "set", "mps-" + name, "--weight", str(weight))
-                begin, runs, _ = self.measure({w: "" for w in workers}, seconds)
+                before = gpu_seconds()
+                begin, runs, _ = self.measure({w: load for w in workers}, seconds)
+                time.sleep(2)  # until it is in the accounts
+                spent = {k: v - before.get(k, 0) for k, v in gpu_seconds().items()}
                 done = [sum(r.work(begin, begin + seconds) for r in runs[i:i + members]) / seconds for i in (0, members)]
                 parts = [100 * d / a for d, a in zip(done, alone)]
                 got, want = [100 * p / sum(parts) for p in parts], [100 * w / sum(pair) for w in pair]
                 self.row("weights %d:%d: shares" % pair, percents(got), "%s ± 1" % percents(want),
                          max(abs(g - w) for g, w in zip(got, want)) <= 1, shares=got, done=done)
                 self.row("weights %d:%d: of what they do alone" % pair, "%.1f %%" % sum(parts), "≥ 97 %", sum(parts) >= 97, percent=sum(parts))
+                servers = [spent.get("mps-" + name, 0) for name in "ab"]
+                self.row("  GPU seconds", "%.2f : %.2f, others %.2f" % (*servers, sum(spent.values()) - sum(servers)), spent=spent)
 
     def requests(self, batches=(1, 2, 4, 8, 16, 32)):
         """Two decoders against one that has the GPU alone, each with as many requests under way: Dynamo's comparison, with a model of ours."""
@@ -795,7 +806,8 @@ class Bench:
         for model, unit in (("decoder --graph", "tokens/s"), ("bert", "seq/s")):
             for side in ("default", "mps", "cgpu", "domain"):
                 listed.append(("space %s %s" % (model, side), 60, lambda m=model, s=side, u=unit: self.space(self.sharers, s, MODEL + m, "", u, None)))
-        listed += [("space domains", 70, lambda: self.space(self.domains)), ("space requests", 240, lambda: self.space(self.requests))]
+        listed += [("space domains", 70, lambda: self.space(self.domains, MODEL + "decoder --graph", "", "tokens/s")),
+                   ("space domains that saturate", 50, lambda: self.space(self.domains, "share", SPIN, "µs/s", ((1, 1), (1, 3)), 2)), ("space requests", 240, lambda: self.space(self.requests))]
         listed.append(("real service", 170, self.service))
         listed.append(("account", 150, self.account))
         if len(glob.glob("/dev/nvidia[0-9]*")) > 1:
