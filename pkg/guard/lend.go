@@ -12,8 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/domain"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -165,6 +167,43 @@ func (a *account) borrowed(from lender) (*client, uint32) {
 		}
 	}
 	return nil, 0
+}
+
+const (
+	// maxLentShares is how many context shares a member's container may have below the server's groups, one for each CUDA context, and
+	// maxLentChannels how many channels, of which a context has two (580.159.04). A group has 64, and 128.
+	maxLentShares   = 16
+	maxLentChannels = 2 * maxLentShares
+)
+
+// roomBelowLent reports that an object of a class may be made below another one, as far as that is a channel group that is lent.
+func (a *account) roomBelowLent(client, parent uint32, class rm.Class) bool {
+	isShare, isChannel := class.ID == classContextShare, class.Kind == rm.ClassChannel
+	if !isShare && !isChannel || !a.isLent(client, parent) {
+		return true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := 0
+	for _, c := range a.clients {
+		for _, o := range c.dependants {
+			group := c.objects[o.parent]
+			if group != nil && group.group != nil && group.group.lent() && (o.kind == rm.ClassChannel) == isChannel {
+				n++
+			}
+		}
+	}
+	return isShare && n < maxLentShares || isChannel && n < maxLentChannels
+}
+
+// denyOwnContext refuses a member's container a context outside of its domain's server, for which it would have a share of the GPU's time
+// beside the domain's. A program makes one where it does not find the server's pipes.
+func (g *Guard) denyOwnContext(c *trappedCall) plan {
+	text := fmt.Sprintf("denied a CUDA context: a member of trust domain %q computes through the domain's MPS server alone, which CUDA finds by "+
+		"CUDA_MPS_PIPE_DIRECTORY=%s; leave that variable as it is in the container, or leave CGPU_DOMAIN (--domain) out", g.cfg.Domain,
+		page.PipesPath)
+	g.events.Note(event.Event{Kind: event.Warning, PID: c.task.proc.tgid, Text: text})
+	return answer(c.deny(rm.StatusNotSupported, "owncontext", text))
 }
 
 // domainServer finds the record of the domain's MPS server on a GPU.

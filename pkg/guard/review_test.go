@@ -75,6 +75,13 @@ func init() {
 		h, err := c.alloc(c.dev, 0, 0xa06c, p)
 		return fmt.Sprint(h), err
 	}
+	// groupon CLIENT ENGINE → group
+	childCommands["groupon"] = func(s *childState, a []int) (string, error) {
+		p := make([]byte, 20)
+		rm.PutU32(p, rm.TSGEngineType, uint32(a[1]))
+		h, err := s.clients[a[0]].alloc(s.clients[a[0]].dev, 0, 0xa06c, p)
+		return fmt.Sprint(h), err
+	}
 	// contextshare CLIENT GROUP SPACE → share
 	childCommands["contextshare"] = func(s *childState, a []int) (string, error) {
 		p := make([]byte, 12)
