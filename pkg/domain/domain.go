@@ -29,16 +29,27 @@ import (
 // StartName is the command of cgpu's that starts a server.
 const StartName = "domain-start"
 
-// Join returns when the domain's server is ready for the member that cfg is of, or with why it cannot be a member.
+// Join returns when the domain's server is ready for the member that cfg is of, or with why it cannot be a member. Of a container in no
+// domain it says whether it can be beside those that are.
 func Join(cfg guardcfg.Config) error {
-	if cfg.Domain == "" || cfg.DomainServer {
+	if cfg.DomainServer || cfg.Domain == "" && len(cfg.Settings.Domains) == 0 {
 		return nil
 	}
-	record, err := ledger.Open(cfg.RunDir).Get(cfg.Nonce)
-	if err != nil {
+	records, err := ledger.Open(cfg.RunDir).List()
+	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Nonce == cfg.Nonce })
+	switch {
+	case err != nil:
 		return err
+	case i < 0:
+		return fmt.Errorf("nonce %q: %w", cfg.Nonce, ledger.ErrNotFound)
 	}
-	why := refuse(cfg, record)
+	if refusal := records[i].BesideDomains(records); refusal != nil {
+		return refusal
+	}
+	if cfg.Domain == "" {
+		return nil
+	}
+	why := refuse(cfg, records[i])
 	if why == "" {
 		why = ensure(cfg)
 	}
