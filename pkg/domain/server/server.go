@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -76,6 +77,9 @@ func (d Domain) Start(within time.Duration) error {
 		}
 		time.Sleep(pause)
 	}
+	if err := d.abandon(child); err != nil {
+		return err
+	}
 	why := fmt.Sprintf("it does not answer after %v", within)
 	if r, ok, _ := domain.Server(d.RunDir, d.UUID, d.Name); ok {
 		why += ": see " + launch.LogFile(d.RunDir, r)
@@ -130,6 +134,19 @@ func (p *process) ended() (bool, error) {
 	}
 }
 
+// abandon ends one that has reserved nothing, in the driver say: no guard knows of it, and whoever is refused tries again.
+func (d Domain) abandon(p *process) error {
+	if p == nil {
+		return nil
+	}
+	records, err := ledger.Open(d.RunDir).List()
+	if err != nil || slices.ContainsFunc(records, func(r ledger.Record) bool { return r.LauncherPID == p.cmd.Process.Pid }) {
+		return err
+	}
+	_ = p.cmd.Process.Kill()
+	return nil
+}
+
 // clear ends what is left of a server whose guard is gone, without which none of its calls is served, and gives back what was reserved.
 func (d Domain) clear(r ledger.Record, deadline time.Time) error {
 	for {
@@ -152,13 +169,9 @@ func killRun(nonce string) (n int) {
 		if of != nonce {
 			continue
 		}
-		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		for _, field := range strings.Fields(string(text)) {
-			var pid int
-			if _, err := fmt.Sscan(field, &pid); err == nil && pid > 0 {
-				n++
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			}
+		for _, pid := range processesIn(dir) {
+			n++
+			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
 	return n
