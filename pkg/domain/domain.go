@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -135,4 +136,16 @@ func answers(dir string) bool {
 	said := make([]byte, 64)
 	n, _ := conn.Read(said)
 	return strings.HasPrefix(string(said[:n]), greeting)
+}
+
+// Ended is why a domain's server has ended, in its own words; empty: it did not say. Whoever is that server's user can write there.
+func Ended(runDir, uuid, name string) string {
+	fd, err := unix.Open(filepath.Join(page.Pipes(runDir, uuid, name), page.Ended), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	words := make([]byte, 300)
+	n, _ := unix.Read(fd, words)
+	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(string(words[:max(n, 0)]), "?"), unicode.IsControl), " ")
 }

@@ -21,15 +21,14 @@ import (
 
 // Done is what cgpu gc has done.
 type Done struct {
-	Removed []Removed  `json:"removed"` // containers whose shares were given back
-	Paused  []Leftover `json:"paused"`  // what guards that are gone had left paused
-	Sockets int        `json:"sockets"` // files of containers that are gone
-	Pages   int        `json:"pages"`
-	Bundles int        `json:"bundles"`
-	Logs    int        `json:"logs"`
-	Cgroups int        `json:"cgroups"` // of cgpu run
-	// Processes are those of trust domains' MPS servers without a guard, which were ended.
-	Processes int `json:"processes"`
+	Removed   []Removed  `json:"removed"` // containers whose shares were given back
+	Paused    []Leftover `json:"paused"`  // what guards that are gone had left paused
+	Sockets   int        `json:"sockets"` // files of containers that are gone
+	Pages     int        `json:"pages"`
+	Bundles   int        `json:"bundles"`
+	Logs      int        `json:"logs"`
+	Cgroups   int        `json:"cgroups"`   // of cgpu run
+	Processes int        `json:"processes"` // of MPS servers that no record names, which were ended
 	failed    bool
 }
 

@@ -133,7 +133,8 @@ func TestEvictLeaves(t *testing.T) {
 	v := ledger.VGPU{UUID: gpu.UUID}
 	v.Limit = Memory
 	record := ledger.Record{ID: "a", Nonce: nonce, VGPUs: []ledger.VGPU{v}, Domain: "a", DomainServer: true, LauncherPID: os.Getpid()}
-	if _, err := ledger.Open(runDir).Reserve(ledger.Request{GPUs: []ledger.GPU{gpu}, Record: record, Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}}); err != nil {
+	request := ledger.Request{GPUs: []ledger.GPU{gpu}, Record: record, Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}}
+	if _, err := ledger.Open(runDir).Reserve(request); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := Evict(runDir); n != 0 || err != nil || !lives(p.Process.Pid) {

@@ -43,8 +43,12 @@ const (
 // ExitTwice is the exit status of the first where the domain has a server.
 const ExitTwice = 75
 
-// Memory is the server's limit: what it takes for its group and for 60 clients is some 210 MiB on an H200.
-const Memory = 512 * quota.MiB
+// Memory is the server's limit: what it takes for its group and for 60 clients is some 210 MiB on an H200. hostMemory bounds what members
+// can make it take of the host's.
+const (
+	Memory     = 512 * quota.MiB
+	hostMemory = 4 * quota.GiB
+)
 
 // Domain is a trust domain on a GPU.
 type Domain struct{ RunDir, UUID, Name string }
@@ -207,7 +211,8 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	const serve = "/proc/self/exe"
 	return runner.Become(runner.Command{Quota: q, Name: "mps-" + d.Name, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return err },
-		Run: hostrun.Run{RunDir: d.RunDir, User: hostrun.User{UID: user, GID: user, Groups: []int{user}}, Caller: inherited,
+		Run: hostrun.Run{RunDir: d.RunDir, HostMemory: hostMemory, Caller: inherited,
+			User: hostrun.User{UID: user, GID: user, Groups: []int{user}},
 			Args: []string{serve, ServeName, "--members", filepath.Join(page.PipesPath, page.Members), "--", control, "-f", "-multiuser-server"},
 			Env:  environment(table, control)}})
 }
