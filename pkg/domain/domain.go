@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -52,10 +51,10 @@ func Join(cfg guardcfg.Config) error {
 // refuse says why a container cannot be in a domain, and the remedy: there the GPU's time is shared by who computes on it, so what needs a
 // container to itself cannot be had.
 func refuse(cfg guardcfg.Config, r ledger.Record) string {
+	_, known := cfg.Settings.Domain(cfg.Domain)
 	switch {
-	case !slices.Contains(cfg.Settings.Domains, cfg.Domain):
-		return fmt.Sprintf("there is no such trust domain on this node; add it to domains = %q in cgpu.toml, or leave it out",
-			cfg.Settings.Domains)
+	case !known:
+		return "there is no such trust domain on this node; add it to cgpu.toml ([[domains]], name), or leave it out"
 	case len(cfg.GPUs) != 1 || len(r.VGPUs) != 1:
 		return "a domain's MPS server is for one GPU, and the container has others; ask for a slice of one GPU"
 	}

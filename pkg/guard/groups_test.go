@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sim"
@@ -17,7 +18,7 @@ import (
 // handle is gone, whoever made it; a guard that goes on as another program knows the same.
 func TestGroupOfSeveral(t *testing.T) {
 	r := newRig(t)
-	r.guard.cfg.Settings.Domains = []string{"team"}
+	r.guard.cfg.Settings.Domains = []device.Domain{{Name: "team"}}
 	c := r.start()
 	server, first, second := c.do("open")[0], c.do("open")[0], c.do("open")[0]
 	group := c.do("mpscontext", server)[0]
@@ -123,7 +124,7 @@ func TestContextOfSeveral(t *testing.T) {
 func TestGroupElsewhere(t *testing.T) {
 	d := answering(0, nil)
 	g := withTwoGPUs(newFakeGuard(t, d))
-	g.cfg.Settings.MaxTSGs, g.cfg.Settings.Domains = 8, []string{"team"}
+	g.cfg.Settings.MaxTSGs, g.cfg.Settings.Domains = 8, []device.Domain{{Name: "team"}}
 	g.account.addObject(fakeClient, object{handle: workGroup, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
 	f := newFakeCall(t, g, fakeControl)
 	for parent, want := range map[uint32]uint32{fakeDevice: rm.StatusOK, secondDevice: rm.StatusInvalidDevice} {

@@ -204,17 +204,48 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	if err != nil {
 		return err
 	}
-	q := &quota.Quota{Memory: quota.Memory{Fixed: Memory}, NoLimiter: true, Domain: d.Name, DomainServer: true}
-	q.Priority = quota.PriorityDefault
-	q.Visible.IDs = []string{d.UUID}
+	kept, err := d.kept()
+	if err != nil {
+		return err
+	}
+	q := d.quota(table, kept)
 	// By that path whoever may execute the file can, whatever the folders above it allow.
 	const serve = "/proc/self/exe"
-	return runner.Become(runner.Command{Quota: q, Name: "mps-" + d.Name, Guard: []string{self, runner.GuardName},
+	return runner.Become(runner.Command{Quota: q, Name: d.label(table), Paused: kept.Paused, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return err },
 		Run: hostrun.Run{RunDir: d.RunDir, HostMemory: hostMemory, Caller: inherited,
 			User: hostrun.User{UID: user, GID: user, Groups: []int{user}},
 			Args: []string{serve, ServeName, "--members", filepath.Join(page.PipesPath, page.Members), "--", control, "-f", "-multiuser-server"},
 			Env:  environment(table, control)}})
+}
+
+// label is what people call the server: each GPU has another.
+func (d Domain) label(table *device.Table) string {
+	i := slices.IndexFunc(table.GPUs, func(g device.GPU) bool { return g.UUID == d.UUID })
+	if i < 0 {
+		return "mps-" + d.Name
+	}
+	return fmt.Sprintf("mps-%s-%d", d.Name, table.GPUs[i].Index)
+}
+
+// quota is the server's: the domain's share of the GPU's time as cgpu.toml has it, or as an administrator has set it since.
+func (d Domain) quota(table *device.Table, kept Kept) *quota.Quota {
+	q := &quota.Quota{Memory: quota.Memory{Fixed: Memory}, NoLimiter: true, Domain: d.Name, DomainServer: true}
+	q.Priority = quota.PriorityDefault
+	if of, ok := table.Config.Domain(d.Name); ok {
+		q.Weight, q.Percent = of.Weight, of.Percent
+	}
+	if kept.Limit != nil {
+		q.Memory.Fixed = *kept.Limit
+	}
+	if kept.Weight != nil {
+		q.Weight = *kept.Weight
+	}
+	if kept.Percent != nil {
+		q.Percent = *kept.Percent
+	}
+	q.Visible.IDs = []string{d.UUID}
+	return q
 }
 
 // control is the program of NVIDIA's that starts the server proper, which lies beside it.
