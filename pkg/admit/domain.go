@@ -30,12 +30,12 @@ func (a *Ask) join(r *ledger.Record, node *device.Config) error {
 	}
 	// Who writes a pod writes in his namespace, which the engine tells at the beginning of the name.
 	namespace, _, _ := strings.Cut(a.name, "/")
-	d, _ := node.Domain(q.Domain)
+	d := node.Domain(q.Domain)
 	if !d.Lets(namespace) {
 		return q.RefuseDomain("is not for pods of namespace "+namespace, "have the administrator of the node name that in cgpu.toml, or leave it out")
 	}
 	if !d.Shared {
-		r.Domain = namespace + "/" + q.Domain
+		r.Domain = namespace + "." + q.Domain
 	}
 	return nil
 }

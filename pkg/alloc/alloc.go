@@ -60,8 +60,8 @@ type Share struct {
 	quota.Slice
 }
 
-// String is what Parse reads: name=value pairs joined by commas, sizes in bytes.
-func (s Share) String() string {
+// Text is what Parse reads: name=value pairs joined by commas, sizes in bytes. Not String, which cgpu-runtime would link for package fmt.
+func (s Share) Text() string {
 	list := []string{"id=" + s.ID}
 	if s.UUID != "" {
 		list = append(list, "uuid="+s.UUID)
@@ -92,7 +92,7 @@ func (s Share) String() string {
 	return strings.Join(list, ",")
 }
 
-// Parse reads what String wrote. What it does not know it refuses: a share understood by half may be no limit.
+// Parse reads what Text wrote. What it does not know it refuses: a share understood by half may be no limit.
 func Parse(text string) (Share, error) {
 	s, err := parse(text)
 	if err != nil {
@@ -200,7 +200,7 @@ func whole(value string, most int) (int, error) {
 
 // HookArgs are the arguments of the OCI hook (createRuntime) that carries s.
 func HookArgs(s Share) []string {
-	return []string{"cgpu-hook", HookCommand, AnnotationShares, s.String()}
+	return []string{"cgpu-hook", HookCommand, AnnotationShares, s.Text()}
 }
 
 // FromHookArgs is the share in the arguments of an OCI hook; ours is false where the hook is another's.
@@ -219,7 +219,7 @@ func FromHookArgs(args []string) (s Share, ours bool, err error) {
 func Annotate(shares []Share) string {
 	texts := make([]string, len(shares))
 	for i, s := range shares {
-		texts[i] = s.String()
+		texts[i] = s.Text()
 	}
 	return strings.Join(texts, ";")
 }

@@ -30,8 +30,8 @@ func TestParse(t *testing.T) {
 		if err != nil || !cmp.Equal(got, want) {
 			t.Errorf("%s: %v %s", text, err, cmp.Diff(want, got))
 		}
-		if got.String() != text {
-			t.Errorf("%s is written %s", text, got)
+		if got.Text() != text {
+			t.Errorf("%s is written %s", text, got.Text())
 		}
 	}
 }
@@ -115,7 +115,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := Parse(s.String()); err != nil || !cmp.Equal(s, again) {
+		if again, err := Parse(s.Text()); err != nil || !cmp.Equal(s, again) {
 			t.Errorf("%q: %v %s", text, err, cmp.Diff(s, again))
 		}
 	})

@@ -20,19 +20,21 @@ type Domain struct {
 	Shared     bool     `json:"shared,omitempty"`
 }
 
-// Domain finds a domain of cgpu.toml. Those of a namespace are known as NAMESPACE/NAME.
-func (c *Config) Domain(known string) (Domain, bool) {
-	name := known[strings.LastIndexByte(known, '/')+1:]
-	i := slices.IndexFunc(c.Domains, func(d Domain) bool { return d.Name == name })
-	if i < 0 {
-		return Domain{}, false
+// Domain finds a domain of cgpu.toml; nil: there is none of the name. Those of a namespace are known as NAMESPACE.NAME, neither of which has
+// a dot.
+func (c *Config) Domain(known string) *Domain {
+	name := known[strings.LastIndexByte(known, '.')+1:]
+	for i := range c.Domains {
+		if c.Domains[i].Name == name {
+			return &c.Domains[i]
+		}
 	}
-	return c.Domains[i], true
+	return nil
 }
 
 // Lets says whether pods of a namespace may join.
 func (d *Domain) Lets(namespace string) bool {
-	return namespace != "" && (slices.Contains(d.Namespaces, namespace) || slices.Contains(d.Namespaces, "*"))
+	return d != nil && namespace != "" && (slices.Contains(d.Namespaces, namespace) || slices.Contains(d.Namespaces, "*"))
 }
 
 // LetsUser says whether a user may join who comes through sudo.

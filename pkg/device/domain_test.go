@@ -7,10 +7,13 @@ import "testing"
 // TestDomain: a domain of a namespace is found by its name, and is for the namespaces that it names, or for all.
 func TestDomain(t *testing.T) {
 	c := Config{Domains: []Domain{{Name: "a", Namespaces: []string{"prod"}}, {Name: "b", Namespaces: []string{"*"}}, {Name: "c"}}}
-	for known, want := range map[string]string{"a": "a", "prod/a": "a", "x/b": "b", "x": "", "a/x": "", "": "", "a/": ""} {
-		if d, ok := c.Domain(known); ok != (want != "") || d.Name != want {
-			t.Errorf("%q: %q, %v", known, d.Name, ok)
+	for known, want := range map[string]string{"a": "a", "prod.a": "a", "x.b": "b", "x": "", "a.x": "", "": "", "a.": ""} {
+		if d := c.Domain(known); (d != nil) != (want != "") || d != nil && d.Name != want {
+			t.Errorf("%q: %+v", known, d)
 		}
+	}
+	if c.Domain("x").Lets("prod") {
+		t.Error("one that there is not")
 	}
 	for _, test := range []struct {
 		i         int

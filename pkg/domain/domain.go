@@ -51,9 +51,8 @@ func Join(cfg guardcfg.Config) error {
 // refuse says why a container cannot be in a domain, and the remedy: there the GPU's time is shared by who computes on it, so what needs a
 // container to itself cannot be had.
 func refuse(cfg guardcfg.Config, r ledger.Record) string {
-	_, known := cfg.Settings.Domain(cfg.Domain)
 	switch {
-	case !known:
+	case cfg.Settings.Domain(cfg.Domain) == nil:
 		return "there is no such trust domain on this node; add it to cgpu.toml ([[domains]], name), or leave it out"
 	case len(cfg.GPUs) != 1 || len(r.VGPUs) != 1:
 		return "a domain's MPS server is for one GPU, and the container has others; ask for a slice of one GPU"

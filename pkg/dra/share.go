@@ -161,7 +161,7 @@ func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResul
 			"request some, and leave weight out", v1alpha1.Kind, g.Index))
 	}
 	// What cgpu-runtime could not read would be found out only when the container starts.
-	if _, err := alloc.Parse(s.String()); err != nil {
+	if _, err := alloc.Parse(s.Text()); err != nil {
 		return fault(err)
 	}
 	return s, nil

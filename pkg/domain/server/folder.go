@@ -49,7 +49,7 @@ func (d Domain) folder() (user int, err error) {
 		return 0, err
 	}
 	for _, dir := range dirs {
-		uuid, name := filepath.Base(filepath.Dir(dir)), page.DomainOf(filepath.Base(dir))
+		uuid, name := filepath.Base(filepath.Dir(dir)), filepath.Base(dir)
 		owner, ok := ownerOf(dir)
 		if dir == path && ok {
 			return owner, nil

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -23,7 +22,7 @@ type Kept struct {
 }
 
 func (d Domain) keptFile() string {
-	return filepath.Join(d.RunDir, "domains", d.UUID+"."+strings.Replace(d.Name, "/", ".", 1)+".json")
+	return filepath.Join(d.RunDir, "domains", d.UUID+"."+d.Name+".json")
 }
 
 // Keep keeps what was changed of a record, if it is a domain's server's.

@@ -33,7 +33,7 @@ func TestKept(t *testing.T) {
 		}
 	}
 	want("GPU-1", "a", Memory, 3, 0, false)
-	want("GPU-1", "ns/b", Memory, 0, 50, false)
+	want("GPU-1", "ns.b", Memory, 0, 50, false)
 	yes, no, weight, percent, limit := true, false, 7, 0, quota.GiB
 	for _, c := range []struct {
 		r      ledger.Record
@@ -41,7 +41,7 @@ func TestKept(t *testing.T) {
 	}{
 		{server("a"), ledger.ChangeRequest{Paused: &yes}},
 		{server("a"), ledger.ChangeRequest{Settings: ledger.Settings{Weight: &weight}}},
-		{server("ns/b"), ledger.ChangeRequest{Settings: ledger.Settings{Percent: &percent, Limit: &limit}}},
+		{server("ns.b"), ledger.ChangeRequest{Settings: ledger.Settings{Percent: &percent, Limit: &limit}}},
 		{ledger.Record{Domain: "a", VGPUs: server("a").VGPUs}, ledger.ChangeRequest{Paused: &no}}, // a member
 		{ledger.Record{VGPUs: server("a").VGPUs}, ledger.ChangeRequest{Paused: &no}},
 	} {
@@ -51,7 +51,7 @@ func TestKept(t *testing.T) {
 	}
 	want("GPU-1", "a", Memory, 7, 0, true)
 	want("GPU-2", "a", Memory, 3, 0, false)
-	want("GPU-1", "ns/b", quota.GiB, 0, 0, false)
+	want("GPU-1", "ns.b", quota.GiB, 0, 0, false)
 	want("GPU-1", "b", Memory, 0, 50, false)
 	if err := Keep(runDir, server("a"), ledger.ChangeRequest{Paused: &no}); err != nil {
 		t.Fatal(err)

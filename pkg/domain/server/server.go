@@ -192,7 +192,7 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	if err != nil {
 		return err
 	}
-	control, err := controlProgram(table)
+	control, err := ControlProgram(table)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (d Domain) label(table *device.Table) string {
 func (d Domain) quota(table *device.Table, kept Kept) *quota.Quota {
 	q := &quota.Quota{Memory: quota.Memory{Fixed: Memory}, NoLimiter: true, Domain: d.Name, DomainServer: true}
 	q.Priority = quota.PriorityDefault
-	if of, ok := table.Config.Domain(d.Name); ok {
+	if of := table.Config.Domain(d.Name); of != nil {
 		q.Weight, q.Percent = of.Weight, of.Percent
 	}
 	if kept.Limit != nil {
@@ -251,8 +251,8 @@ func (d Domain) quota(table *device.Table, kept Kept) *quota.Quota {
 // control is the program of NVIDIA's that starts the server proper, which lies beside it.
 const control = "nvidia-cuda-mps-control"
 
-// controlProgram is that of the node's driver, of our own folder, or of PATH.
-func controlProgram(table *device.Table) (string, error) {
+// ControlProgram is that of the node's driver, of our own folder, or of PATH.
+func ControlProgram(table *device.Table) (string, error) {
 	for _, m := range table.Mounts {
 		if filepath.Base(m.Host) == control {
 			return m.Host, nil

@@ -177,7 +177,7 @@ func mayJoin(cmd Command, table *device.Table) error {
 	if q.Domain == "" || !throughSudo() {
 		return nil
 	}
-	if d, ok := table.Config.Domain(q.Domain); !ok || d.LetsUser(user.Name, strconv.Itoa(user.UID)) {
+	if d := table.Config.Domain(q.Domain); d == nil || d.LetsUser(user.Name, strconv.Itoa(user.UID)) {
 		return nil // of one that there is not its guard tells
 	}
 	return q.RefuseDomain(fmt.Sprintf("user %s is none of its users", cmp.Or(user.Name, strconv.Itoa(user.UID))),
