@@ -253,11 +253,9 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 	}
 	defer t.Done()
 	if lent.group != nil { // it stays charged where the call fails
-		charge, _, ok := g.reserveShared(l.Client, *lent.group)
-		if !ok {
+		if !g.chargeShared(l.Client, *lent.group) {
 			return errors.New("what the group takes for several clients does not fit into the server's memory limit")
 		}
-		charge()
 		g.books.commit(nil)
 		lent.answer.Size = sharedContext + g.contextMemory(lent.gpu)
 	}
