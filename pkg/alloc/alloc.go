@@ -52,6 +52,8 @@ type Share struct {
 	UUID string
 	// Whole is the GPU without a limit and unshared; Limit is zero then, and nothing of what follows is set.
 	Whole bool
+	// Domain is the trust domain, among those of the claim's namespace, in which the containers compute; empty: each by itself.
+	Domain string
 	// Containers may use the share at the same time, each with all of Slice; at least 1.
 	Containers int
 	// Slice is one container's. A Weight of 0 is the default.
@@ -84,6 +86,9 @@ func (s Share) String() string {
 		list = append(list, "priority="+s.Priority.String())
 	}
 	add("spill", uint64(s.Spill))
+	if s.Domain != "" {
+		list = append(list, "domain="+s.Domain)
+	}
 	return strings.Join(list, ",")
 }
 
@@ -149,6 +154,11 @@ func (s *Share) set(name, value string) (err error) {
 		s.Priority, err = quota.ParsePriority(value)
 	case "spill":
 		s.Spill, err = size(value, quota.MiB)
+	case "domain":
+		s.Domain = value
+		if reason := quota.CheckDomain(value); reason != "" {
+			err = errors.New(reason)
+		}
 	default:
 		err = errors.New("is not known")
 	}

@@ -21,6 +21,8 @@ func TestParse(t *testing.T) {
 			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}},
 		"id=c,memory=1048576,containers=2,percent=30,weight=3,priority=high,spill=2097152": {ID: "c", Containers: 2,
 			Slice: quota.Slice{Limit: quota.MiB, Spill: 2 * quota.MiB, Share: quota.Share{Percent: 30, Weight: 3, Priority: quota.PriorityHigh}}},
+		"id=c,memory=1048576,domain=team-a": {ID: "c", Containers: 1, Domain: "team-a", Slice: quota.Slice{Limit: quota.MiB,
+			Share: quota.Share{Priority: quota.PriorityDefault}}},
 		"id=c,memory=1048576,priority=best-effort": {ID: "c", Containers: 1, Slice: quota.Slice{Limit: quota.MiB,
 			Share: quota.Share{Priority: quota.PriorityBestEffort}}},
 	} {
@@ -47,6 +49,7 @@ func TestParseRefuses(t *testing.T) {
 		"id=c,memory=1048576,percent=101":     "1 to 100",
 		"id=c,memory=1048576,weight=0":        "1 to 64",
 		"id=c,memory=1048576,shiny=1":         "not known",
+		"id=c,memory=1048576,domain=a/b":      "domain: want 1 to 63 letters",
 		"id=c,memory=all":                     "wants id and uuid",
 		"id=c,uuid=GPU-a,memory=all,weight=2": "wants id and uuid",
 		"id=c\n,memory=1048576":               "sign",

@@ -131,6 +131,8 @@ func TestShares(t *testing.T) {
 			share(sixGi + ",weight=3,priority=high")},
 		"later over earlier": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3,"spill":"1Gi"`),
 			configFor(byClaim, `,"weight":4,"spill":0`)}, 1, vgpuClass, share(sixGi + ",weight=4")},
+		"a trust domain, the class's": {"6Gi 0 1", configs{configFor(byClass, `,"domain":"team"`)}, 1, vgpuClass,
+			share(sixGi + ",weight=1,domain=team")},
 		"of another request": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`, "other"), configFor(byClaim, `,"weight":4`, "x", "gpu")},
 			1, vgpuClass, share(sixGi + ",weight=4")},
 		"of another driver": {"6Gi 0 1", configs{{Source: byClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"unsafe"
 
@@ -239,14 +240,21 @@ func mounted(dir string) bool {
 	return unix.Lstat(dir, &here) == nil && unix.Lstat(filepath.Dir(dir), &above) == nil && here.Dev != above.Dev
 }
 
-// Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket.
-func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "mps", uuid, domain) }
+// Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket. Neither
+// namespaces nor names have a dot.
+func Pipes(runDir, uuid, domain string) string {
+	return filepath.Join(runDir, "mps", uuid, strings.Replace(domain, "/", ".", 1))
+}
+
+// DomainOf is whose such a folder is, by its name.
+func DomainOf(folder string) string { return strings.Replace(folder, ".", "/", 1) }
 
 // Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees its Part
 // of the first at PipesPath; the server has all of the folder there.
 const (
 	Members   = "members"
 	Daemon    = "daemon"
+	Ended     = "ended" // a file: why the last server ended, in its own words
 	PipesPath = "/run/cgpu/mps"
 )
 

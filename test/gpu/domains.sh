@@ -72,7 +72,7 @@ export CGPU_RUN_DIR=$dir/run CGPU_CONFIG=$dir/cgpu.toml
 
 member a 2GiB true >"$dir/none" 2>&1
 show 'where domains are off: refused' "$dir/none" 3
-printf 'driver = "nvidia"\ndomains = ["a", "b", "c"]\n' >"$dir/cgpu.toml"
+printf 'driver = "nvidia"\ndomains = [{name = "a"}, {name = "b"}, {name = "c"}]\n' >"$dir/cgpu.toml"
 cgpu refresh >/dev/null 2>&1
 card 'before a server'
 begin=$(date +%s%N)

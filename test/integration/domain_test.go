@@ -23,7 +23,7 @@ import (
 func domainNode(t *testing.T) {
 	t.Helper()
 	noTrace(t)
-	withConfig(t, `domains = ["team"]`)
+	withConfig(t, `domains = [{name = "team", weight = 3}]`)
 	p := userProgram(t, "cgpu-probe")
 	control := filepath.Join(lab.Bin, "nvidia-cuda-mps-control")
 	if err := os.WriteFile(control, []byte("#!/bin/sh\nexec "+p+" mps-control \"$@\"\n"), 0o755); err != nil {
