@@ -60,6 +60,9 @@ func Join(cfg guardcfg.Config) error {
 	return nil
 }
 
+// leastMember is less than any CUDA program of a member's takes.
+const leastMember = 256 * quota.MiB
+
 // refuse says why a container cannot be in a domain, and the remedy: there the GPU's time is shared by who computes on it, so what needs a
 // container to itself cannot be had.
 func refuse(cfg guardcfg.Config, r ledger.Record) string {
@@ -69,6 +72,9 @@ func refuse(cfg guardcfg.Config, r ledger.Record) string {
 		return "there is no such trust domain on this node; add it to cgpu.toml ([[domains]], name), or leave it out"
 	case len(cfg.GPUs) != 1 || len(r.VGPUs) != 1:
 		return "a domain's MPS server is for one GPU, and the container has others; ask for a slice of one GPU"
+	case r.VGPUs[0].Limit < leastMember:
+		return fmt.Sprintf("a memory limit of %s: a member takes some 150 MiB of it for the server's channel group alone; ask for %s at least",
+			r.VGPUs[0].Limit, leastMember)
 	}
 	switch s := r.VGPUs[0].Share; {
 	case s.Percent != 0 || s.Weight > 1:
