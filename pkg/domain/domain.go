@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,16 +30,27 @@ import (
 // StartName is the command of cgpu's that starts a server.
 const StartName = "domain-start"
 
-// Join returns when the domain's server is ready for the member that cfg is of, or with why it cannot be a member.
+// Join returns when the domain's server is ready for the member that cfg is of, or with why it cannot be a member. Of a container in no
+// domain it says whether it can be beside those that are.
 func Join(cfg guardcfg.Config) error {
-	if cfg.Domain == "" || cfg.DomainServer {
+	if cfg.DomainServer || cfg.Domain == "" && len(cfg.Settings.Domains) == 0 {
 		return nil
 	}
-	record, err := ledger.Open(cfg.RunDir).Get(cfg.Nonce)
-	if err != nil {
+	records, err := ledger.Open(cfg.RunDir).List()
+	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Nonce == cfg.Nonce })
+	switch {
+	case err != nil:
 		return err
+	case i < 0:
+		return fmt.Errorf("nonce %q: %w", cfg.Nonce, ledger.ErrNotFound)
 	}
-	why := refuse(cfg, record)
+	if refusal := records[i].BesideDomains(records); refusal != nil {
+		return refusal
+	}
+	if cfg.Domain == "" {
+		return nil
+	}
+	why := refuse(cfg, records[i])
 	if why == "" {
 		why = ensure(cfg)
 	}
@@ -48,6 +60,9 @@ func Join(cfg guardcfg.Config) error {
 	return nil
 }
 
+// leastMember is less than any CUDA program of a member's takes.
+const leastMember = 256 * quota.MiB
+
 // refuse says why a container cannot be in a domain, and the remedy: there the GPU's time is shared by who computes on it, so what needs a
 // container to itself cannot be had.
 func refuse(cfg guardcfg.Config, r ledger.Record) string {
@@ -56,6 +71,9 @@ func refuse(cfg guardcfg.Config, r ledger.Record) string {
 		return "there is no such trust domain on this node; add it to cgpu.toml ([[domains]], name), or leave it out"
 	case len(cfg.GPUs) != 1 || len(r.VGPUs) != 1:
 		return "a domain's MPS server is for one GPU, and the container has others; ask for a slice of one GPU"
+	case r.VGPUs[0].Limit < leastMember:
+		return fmt.Sprintf("a memory limit of %s: a member takes some 150 MiB of it for the server's channel group alone; ask for %s at least",
+			r.VGPUs[0].Limit, leastMember)
 	}
 	switch s := r.VGPUs[0].Share; {
 	case s.Percent != 0 || s.Weight > 1:

@@ -8,7 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // TestEnded: the words of a server are one line of bounded length, whatever its user writes or puts there.
@@ -43,5 +48,47 @@ func TestEnded(t *testing.T) {
 	}
 	if got := Ended(runDir, "GPU-1", "a"); got != "" {
 		t.Errorf("by a link: %q", got)
+	}
+}
+
+// TestJoinRefused: who cannot be a member, or beside one, hears which variable is at fault. Nothing is read where a node has no domains.
+func TestJoinRefused(t *testing.T) {
+	const uuid = "GPU-1"
+	slice := func(limit quota.Bytes, p quota.Priority) []ledger.VGPU {
+		return []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1, Priority: p}}}}
+	}
+	on := []device.Domain{{Name: "team"}}
+	for name, c := range map[string]struct {
+		domain  string
+		domains []device.Domain
+		limit   quota.Bytes
+		own     quota.Priority
+		other   ledger.Record // beside it
+		want    string        // empty: nothing is wrong
+	}{
+		"an unknown domain":           {"tea", on, quota.GiB, quota.PriorityDefault, ledger.Record{}, `CGPU_DOMAIN (--domain) "tea"`},
+		"a member without room":       {"team", on, 64 * quota.MiB, quota.PriorityDefault, ledger.Record{}, "a memory limit of 64MiB"},
+		"a member of high priority":   {"team", on, quota.GiB, quota.PriorityHigh, ledger.Record{}, "a domain has no priority"},
+		"high priority beside one":    {"", on, quota.GiB, quota.PriorityHigh, ledger.Record{Domain: "team"}, "high priority (cgpu.io/priority"},
+		"high priority beside none":   {"", on, quota.GiB, quota.PriorityHigh, ledger.Record{}, ""},
+		"the default beside one":      {"", on, quota.GiB, quota.PriorityDefault, ledger.Record{Domain: "team"}, ""},
+		"high priority, domains off":  {"", nil, quota.GiB, quota.PriorityHigh, ledger.Record{Domain: "team"}, ""},
+		"a member where they are off": {"team", nil, quota.GiB, quota.PriorityDefault, ledger.Record{}, "there is no such trust domain"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := guardcfg.Config{Nonce: "own", RunDir: t.TempDir(), Domain: c.domain, GPUs: make([]guardcfg.GPU, 1),
+				Settings: device.Config{Domains: c.domains}}
+			c.other.ID, c.other.Nonce, c.other.VGPUs = "other", "other", slice(quota.GiB, quota.PriorityDefault)
+			for _, r := range []ledger.Record{{ID: "own", Nonce: "own", Domain: c.domain, VGPUs: slice(c.limit, c.own)}, c.other} {
+				if _, err := ledger.Open(cfg.RunDir).Reserve(ledger.Request{Record: r, GPUs: []ledger.GPU{{UUID: uuid, Memory: 4 * quota.GiB}},
+					Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := Join(cfg)
+			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+		})
 	}
 }

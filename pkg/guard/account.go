@@ -49,8 +49,6 @@ type account struct {
 	windows      int       // for the processor, see windows.go
 	loose        []*window // of these, those that are over, until nobody can see the memory any more
 	changes      uint64    // handles on device memory that came or went
-	lastGroup    int       // number of a channel group
-	lostGroups   []int     // numbers of those that had been shared and are gone
 	zombies      int       // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)

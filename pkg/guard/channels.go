@@ -86,6 +86,9 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 	if !o.group.graphics {
 		return g.planObject(c, o)
 	}
+	if g.isMember() && o.engine != 0 { // what is on no engine yet may be for copies (before Ampere)
+		return g.denyOwnContext(c)
+	}
 	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidObjectParent))
@@ -184,6 +187,9 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 	if !g.account.isGroup(client, owner) {
 		return answer(c.deny(rm.StatusNotSupported, "loneobject",
 			"denied an object of the graphics engine on a channel that is in no channel group"))
+	}
+	if g.isMember() && !g.account.isLent(client, owner) {
+		return g.denyOwnContext(c)
 	}
 	context := cost{gpu: noGPU}
 	if !charged && g.cfg.Settings.ContextOverhead > 0 {

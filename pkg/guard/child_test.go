@@ -307,7 +307,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
-	// mpscontext CLIENT → group: as context, and the channel has a context share, as libcuda's have
+	// mpscontext CLIENT → group channel: as context, and the channel has a context share, as libcuda's have
 	"mpscontext": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]
 		p, q := make([]byte, 20), make([]byte, 368)
@@ -317,11 +317,12 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 			return "", err
 		}
 		share, err := c.alloc(tsg, 0, classContextShare, make([]byte, 12))
-		if err == nil {
-			rm.PutU32(q, rm.ChannelContextShare, share)
-			_, err = c.alloc(tsg, 0, 0xc86f, q)
+		if err != nil {
+			return "", err
 		}
-		return fmt.Sprint(tsg), err
+		rm.PutU32(q, rm.ChannelContextShare, share)
+		channel, err := c.alloc(tsg, 0, 0xc86f, q)
+		return fmt.Sprint(tsg, channel), err
 	},
 	// channel CLIENT GROUP [SHARE] → channel
 	"channel": func(s *childState, a []int) (string, error) {
@@ -337,10 +338,10 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		share, err := s.clients[a[0]].alloc(uint32(a[1]), 0, classContextShare, make([]byte, 12))
 		return fmt.Sprint(share), err
 	},
-	// engine CLIENT CHANNEL: an object of the graphics engine
+	// engine CLIENT CHANNEL → an object of the graphics engine
 	"engine": func(s *childState, a []int) (string, error) {
-		_, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xcbc0, make([]byte, 16))
-		return "", err
+		h, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xcbc0, make([]byte, 16))
+		return fmt.Sprint(h), err
 	},
 	// schedule CLIENT GROUP: lets its channels run
 	"schedule": func(s *childState, a []int) (string, error) {

@@ -62,8 +62,9 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if c.isUnseen(c.target(), c.controlClient(), c.controlObject()) {
 		return c.denyUnseen()
 	}
-	if g.cfg.Domain != "" && g.account.isLent(c.controlClient(), c.controlObject()) {
-		return c.deny(rm.StatusNotSupported, "lent", "denied a control of the domain's channel group", "control", ctl.Name)
+	if g.isMember() && (ctl.Context || g.account.isLent(c.controlClient(), c.controlObject())) {
+		return c.deny(rm.StatusNotSupported, "lent"+ctl.Name, "denied a control of the channel group, or the context, that all members of the "+
+			"trust domain have", "control", ctl.Name)
 	}
 	c.control = ctl
 	size := rm.U32(o, rm.ControlParamsSize)

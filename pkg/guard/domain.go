@@ -4,9 +4,9 @@ package guard
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
@@ -15,6 +15,9 @@ const (
 	domainLook    = time.Second // how often the guard of a domain's server looks
 	domainLeisure = 10          // looks at a domain without members, after which its server ends: who is started anew comes back within
 )
+
+// isMember reports that the container computes through the MPS server of a trust domain.
+func (g *Guard) isMember() bool { return g.cfg.Domain != "" && !g.cfg.DomainServer }
 
 // watchDomain ends the MPS server of a domain when nobody names that any more, and what is left of it when its first process, which has the
 // daemon and the members' pipes, is gone: nobody else would.
@@ -39,8 +42,7 @@ func (g *Guard) watchDomain(over <-chan struct{}) {
 	}
 }
 
-// domainIsOver reports that the server must end: it takes no more members, its first process is gone, or it has ended a channel group that
-// members have, in which they would compute unscheduled.
+// domainIsOver reports that the server must end: it takes no more members, or its first process is gone.
 func (g *Guard) domainIsOver() bool {
 	g.mu.Lock()
 	pid, start := g.initPID, g.initStart
@@ -49,16 +51,7 @@ func (g *Guard) domainIsOver() bool {
 		return false
 	}
 	now, err := ledger.ProcStart(pid)
-	return err != nil || now != start || g.isRetired() || g.hasOrphans()
-}
-
-// hasOrphans reports processes of members with a channel group that the server has ended.
-func (g *Guard) hasOrphans() bool {
-	g.account.mu.Lock()
-	lost := g.account.lostGroups
-	g.account.lostGroups = nil
-	g.account.mu.Unlock()
-	return slices.ContainsFunc(lost, g.guests.have) // none of them is lent again
+	return err != nil || now != start || g.isRetired()
 }
 
 // isRetired asks the ledger, which outlives this guard.
@@ -83,8 +76,11 @@ func (g *Guard) killAll() {
 func (g *Guard) noteDomainEnd() {
 	if g.cfg.DomainServer && g.domainHasMembers() {
 		x := g.cfg.GPUs[0]
-		g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID},
-			Text: fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",
-				g.cfg.Domain)})
+		text := fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",
+			g.cfg.Domain)
+		if why := domain.Ended(g.cfg.RunDir, x.UUID, g.cfg.Domain); why != "" {
+			text += "; why: " + why
+		}
+		g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}, Text: text})
 	}
 }

@@ -3,16 +3,17 @@
 package guard
 
 import (
+	"math"
+	"math/rand/v2"
 	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// channelGroup is a channel group. It may have handles in several clients (RM_DUP_OBJECT), as under MPS, whose server makes one for all its
-// clients: each handle has channels of its own below it, and what becomes of the group is the same under all. The account is locked.
+// channelGroup is a channel group. The one of a trust domain's MPS server has handles in all clients (RM_DUP_OBJECT, lend.go): each handle has channels of its own below it, and what becomes of the group is the same under all. The account is locked.
 type channelGroup struct {
-	number    int // among the groups of the container, from 1 on
+	number    int // which no other has or will have, under no guard
 	handles   map[*object]*client
 	graphics  bool   // it is on the graphics engine
 	context   bool   // it has a context there: an object of the engine was made below it
@@ -36,8 +37,7 @@ func (a *account) noteGroup(c *client, o *object) {
 		o.group.handles = map[*object]*client{}
 	}
 	if o.group.number == 0 {
-		a.lastGroup++
-		o.group.number = a.lastGroup
+		o.group.number = 1 + rand.IntN(math.MaxInt) // what others hold by it may outlive the group, and this guard
 	}
 	o.group.handles[o] = c
 	if o.group.graphics {
@@ -66,9 +66,6 @@ func (a *account) forgetGroup(c *client, o *object) {
 	}
 	delete(o.group.handles, o)
 	delete(c.groups, o.handle)
-	if len(o.group.handles) == 0 && o.group.shared && !o.group.lent() {
-		a.lostGroups = append(a.lostGroups, o.group.number) // others may have it still
-	}
 }
 
 // channels lists the channels below all handles of a group.
@@ -83,15 +80,11 @@ func (g *channelGroup) channels() (list []gpusched.Channel) {
 	return list
 }
 
-// sharesGroups reports that a second handle on a group may be had: where the node has trust domains, which MPS is for. A group has a
-// pointer to its maker's address space, which may have ended, and channels without a context share of their own use that
-// (kchangrpapiSetLegacyMode_IMPL): there must be none before, and there is none after (checkChannel).
-func (g *Guard) sharesGroups(o object) bool {
-	g.account.mu.Lock()
-	defer g.account.mu.Unlock()
-	return len(g.cfg.Settings.Domains) > 0 && !slices.ContainsFunc(o.group.channels(), func(ch gpusched.Channel) bool {
-		return objectOf(ch).contextShare == 0
-	})
+// hasLegacyChannel reports a channel without a context share. A group has a pointer to its maker's address space, which may have ended, and
+// such channels use that (kchangrpapiSetLegacyMode_IMPL): where a group gets a second handle there must be none before, and there is none
+// after (mayHaveChannel). The account is locked.
+func (g *channelGroup) hasLegacyChannel() bool {
+	return slices.ContainsFunc(g.channels(), func(ch gpusched.Channel) bool { return objectOf(ch).contextShare == 0 })
 }
 
 // mayHaveChannel reports that a new channel with a context share, or with none (0), may be made below a group: where that has handles in

@@ -129,7 +129,6 @@ func (g *Guard) applyLedger(records []ledger.Record, cards map[string]sched.Card
 	if own < 0 {
 		return
 	}
-	g.endLoans(records)
 	plans := g.plans(records, records[own], cards)
 	for i, x := range g.cfg.GPUs {
 		v := slices.IndexFunc(records[own].VGPUs, func(v ledger.VGPU) bool { return v.UUID == x.UUID })

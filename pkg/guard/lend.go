@@ -3,21 +3,19 @@
 package guard
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/domain"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -52,19 +50,33 @@ func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
 	if c.isUnseen(c.target(), dst, parent) {
 		return c.denyUnseen()
 	}
-	server, err := g.domainServer(g.cfg.GPUs[gpu].UUID)
-	if err == nil {
-		loan := api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc), PID: lock[0].tgid}
-		begin := time.Now()
-		err = api.Borrow(server, loan, func(lent api.Lent) {
-			rep = c.execute(g.planBorrowed(c, dst, gpu, lent, lender{server.Nonce, lent.Group}, begin.Add(api.LoanTime)))
+	err := g.borrowFrom(c, gpu, api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc), PID: lock[0].tgid},
+		func(lent api.Lent, from lender, until time.Time) {
+			rep = c.execute(g.planBorrowed(c, dst, gpu, lent, from, until))
 		})
-	}
 	if err != nil {
 		return c.deny(rm.StatusInvalidClient, "borrow", "denied a second handle on an object of another container's client", "client", src,
 			"err", err)
 	}
 	return rep
+}
+
+// borrowPatience is for how long the server's guard may not answer, since another program goes on in its place.
+const borrowPatience = 3 * time.Second
+
+// borrowFrom calls f while the server's object is open; until is when it is no more.
+func (g *Guard) borrowFrom(c *trappedCall, gpu int, loan api.Loan, f func(lent api.Lent, from lender, until time.Time)) error {
+	for begin := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		server, err := g.domainServer(g.cfg.GPUs[gpu].UUID)
+		if err != nil {
+			return err
+		}
+		until := time.Now().Add(api.LoanTime)
+		err = api.Borrow(server, loan, func(lent api.Lent) { f(lent, lender{server.Nonce, lent.Group}, until) })
+		if _, refused := errors.AsType[api.Refused](err); err == nil || refused || time.Since(begin) > borrowPatience || !c.valid() {
+			return err
+		}
+	}
 }
 
 // lender is whose a lent channel group is: the record of the server, and the group's number with its guard, which no other ever has there.
@@ -157,6 +169,43 @@ func (a *account) borrowed(from lender) (*client, uint32) {
 	return nil, 0
 }
 
+const (
+	// maxLentShares is how many context shares a member's container may have below the server's groups, one for each CUDA context, and
+	// maxLentChannels how many channels, of which a context has two (580.159.04). A group has 64, and 128.
+	maxLentShares   = 16
+	maxLentChannels = 2 * maxLentShares
+)
+
+// roomBelowLent reports that an object of a class may be made below another one, as far as that is a channel group that is lent.
+func (a *account) roomBelowLent(client, parent uint32, class rm.Class) bool {
+	isShare, isChannel := class.ID == classContextShare, class.Kind == rm.ClassChannel
+	if !isShare && !isChannel || !a.isLent(client, parent) {
+		return true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := 0
+	for _, c := range a.clients {
+		for _, o := range c.dependants {
+			group := c.objects[o.parent]
+			if group != nil && group.group != nil && group.group.lent() && (o.kind == rm.ClassChannel) == isChannel {
+				n++
+			}
+		}
+	}
+	return isShare && n < maxLentShares || isChannel && n < maxLentChannels
+}
+
+// denyOwnContext refuses a member's container a context outside of its domain's server, for which it would have a share of the GPU's time
+// beside the domain's. A program makes one where it does not find the server's pipes.
+func (g *Guard) denyOwnContext(c *trappedCall) plan {
+	text := fmt.Sprintf("denied a CUDA context: a member of trust domain %q computes through the domain's MPS server alone, which CUDA finds by "+
+		"CUDA_MPS_PIPE_DIRECTORY=%s; leave that variable as it is in the container, or leave CGPU_DOMAIN (--domain) out", g.cfg.Domain,
+		page.PipesPath)
+	g.events.Note(event.Event{Kind: event.Warning, PID: c.task.proc.tgid, Text: text})
+	return answer(c.deny(rm.StatusNotSupported, "owncontext", text))
+}
+
 // domainServer finds the record of the domain's MPS server on a GPU.
 func (g *Guard) domainServer(uuid string) (ledger.Record, error) {
 	if g.cfg.DomainServer {
@@ -167,29 +216,6 @@ func (g *Guard) domainServer(uuid string) (ledger.Record, error) {
 		err = fmt.Errorf("domain %s has no MPS server on GPU %s", g.cfg.Domain, uuid)
 	}
 	return r, err
-}
-
-// endLoans frees the RM clients that have a channel group of a server which is gone: nobody schedules it any more, and for a program its
-// context is lost.
-func (g *Guard) endLoans(records []ledger.Record) {
-	if g.cfg.Domain == "" {
-		return
-	}
-	ends := func(c *client) bool { // the account is locked
-		for _, o := range c.groups {
-			if o.group.lent() && !slices.ContainsFunc(records, func(r ledger.Record) bool { return r.Nonce == o.group.lender.nonce }) {
-				return true
-			}
-		}
-		return false
-	}
-	g.account.mu.Lock()
-	some := slices.ContainsFunc(slices.Collect(maps.Values(g.account.clients)), ends)
-	g.account.mu.Unlock()
-	if some {
-		g.logOnce("loanover", "RM clients are freed: they have a channel group of a MPS server that is gone")
-		g.killClients(ends)
-	}
 }
 
 // lend answers the guard of a member.
@@ -227,85 +253,21 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 	}
 	defer t.Done()
 	if lent.group != nil { // it stays charged where the call fails
-		charge, _, ok := g.reserveShared(l.Client, *lent.group)
-		if !ok {
+		if !g.chargeShared(l.Client, *lent.group) {
 			return errors.New("what the group takes for several clients does not fit into the server's memory limit")
 		}
-		charge()
 		g.books.commit(nil)
 		lent.answer.Size = sharedContext + g.contextMemory(lent.gpu)
 	}
-	if !g.guests.add(l.PID, lent.answer.Group) {
-		return errors.New("the process is gone, or others with its objects are as many as it can keep account of")
+	if !g.noteGuest(lent.gpu, l.PID) {
+		return errors.New("others with its objects are as many as it can keep account of")
 	}
-	g.gpuTime.Made(lent.gpu) // it tells the arbiter of the guest
 	lent.answer.UUID = g.cfg.GPUs[lent.gpu].UUID
 	s, e := g.whileShared(t, l.Client, []openRight{{l.Object, accessDup}}, func() { f(lent.answer) })
 	if e != 0 || s != rm.StatusOK {
 		return fmt.Errorf("the driver does not open it: %s, errno %d", rm.StatusName(s), e)
 	}
 	return nil
-}
-
-// guests are the processes that have been lent something, by which switch records may name the group. Each has its start time.
-type guests struct {
-	mu   sync.Mutex
-	list map[int]guest
-}
-
-type guest struct {
-	start uint64
-	group int // that it was lent last; 0: memory alone
-}
-
-// maxGuests is more than an MPS server takes, and leaves room for its own processes among those that the arbiter is told of.
-const maxGuests = 100
-
-func (x *guests) add(pid, group int) bool {
-	start, err := ledger.ProcStart(pid)
-	if err != nil {
-		return false
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.list == nil {
-		x.list = map[int]guest{}
-	}
-	x.prune()
-	old, known := x.list[pid]
-	if !known && len(x.list) >= maxGuests {
-		return false
-	}
-	x.list[pid] = guest{start, cmp.Or(group, old.group)}
-	return true
-}
-
-// have reports that one has been lent a group.
-func (x *guests) have(group int) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.prune()
-	for _, v := range x.list {
-		if v.group == group {
-			return true
-		}
-	}
-	return false
-}
-
-func (x *guests) prune() {
-	for pid, v := range x.list {
-		if s, err := ledger.ProcStart(pid); err != nil || s != v.start {
-			delete(x.list, pid)
-		}
-	}
-}
-
-func (x *guests) living() (pids []int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.prune()
-	return slices.Collect(maps.Keys(x.list))
 }
 
 type lendable struct {
@@ -331,7 +293,7 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 		return l, errors.New("it is on no GPU")
 	case (p.all|p.user)&accessDup == 0:
 		return l, errors.New("the server has not opened it")
-	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts:
+	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts && !o.group.hasLegacyChannel():
 		group := *o
 		l.group, l.answer.Group = &group, o.group.number
 		return l, nil
@@ -339,5 +301,5 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 		l.answer.Class, l.answer.Size, l.answer.Length, l.answer.Page = classVidmem, o.charge.size, o.charge.length, o.charge.page
 		return l, nil
 	}
-	return l, fmt.Errorf("it is neither a channel group with a context nor device memory (class %s)", rm.ClassName(o.class))
+	return l, fmt.Errorf("it is neither a channel group with a context, whose channels have context shares, nor device memory (class %s)", rm.ClassName(o.class))
 }

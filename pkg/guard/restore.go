@@ -249,7 +249,6 @@ func (r *restorer) group(v *handover.Object) *channelGroup {
 	x := &channelGroup{number: v.Group, graphics: v.Graphics, context: v.Context, gfxp: v.GFXP, shared: v.Shared, preempts: v.Preempts,
 		draws: v.Draws, scheduled: v.Scheduled, lender: lender{v.Lender, v.LentGroup}}
 	r.groups[v.Group] = x
-	r.guard.account.lastGroup = max(r.guard.account.lastGroup, v.Group)
 	return x
 }
 

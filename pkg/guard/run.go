@@ -64,6 +64,9 @@ func (g *Guard) Run(s Sockets) error {
 	if g.cfg.DomainServer {
 		go g.watchDomain(over)
 	}
+	if g.isMember() {
+		go g.watchLoans(over)
+	}
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()

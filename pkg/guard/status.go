@@ -61,6 +61,10 @@ func (g *Guard) serveControl(l *net.UnixListener) {
 			if req.Loan != nil {
 				g.lend(conn, *req.Loan)
 			}
+		case api.OpRenew:
+			if req.Loans != nil {
+				_ = json.NewEncoder(conn).Encode(g.renewed(*req.Loans))
+			}
 		}
 	})
 }

@@ -49,6 +49,30 @@ func (r *Record) Share(uuid string) quota.Share {
 	return quota.Share{}
 }
 
+// BesideDomains refuses a record that is in a trust domain beside one of high priority on its GPU, and the other way round: while that one
+// takes turns with several others, members do not know whose turn it is.
+func (r *Record) BesideDomains(records []Record) *Refusal {
+	for _, o := range records {
+		for _, v := range r.VGPUs {
+			if o.Nonce == r.Nonce || !o.has(v.UUID) {
+				continue
+			}
+			theirs := o.Share(v.UUID)
+			switch {
+			case r.Domain != "" && theirs.Priority == quota.PriorityHigh:
+				return &Refusal{Domain: true, Reason: fmt.Sprintf("CGPU_DOMAIN (--domain) %q: container %s on GPU %s has high priority, to which "+
+					"members of a trust domain do not give way", r.Domain, o.label(), v.UUID),
+					Remedy: "name another GPU, set that one's priority to default (cgpu set), or leave the domain out"}
+			case v.Priority == quota.PriorityHigh && o.Domain != "":
+				return &Refusal{Time: true, Reason: fmt.Sprintf("high priority (cgpu.io/priority, ALIYUN_COM_GPU_HIGH_PRIO, --priority): container "+
+					"%s on GPU %s is in trust domain %s, whose members do not give way", o.label(), v.UUID, o.Domain),
+					Remedy: "name another GPU, or leave the priority out"}
+			}
+		}
+	}
+	return nil
+}
+
 // SoleServer refuses a second MPS server of a domain on a GPU: a Request's Refuse.
 func SoleServer(domain string) func(others []Record, vgpus []VGPU) error {
 	return func(others []Record, vgpus []VGPU) error {
@@ -91,9 +115,16 @@ func (l *Ledger) Retire(nonce string) (retired bool, err error) {
 	return retired && err == nil, err
 }
 
-// refuseDomain says why a change is not for a record of a trust domain: only its server has a share, and no domain a priority.
-func (req *ChangeRequest) refuseDomain(r *Record) *Refusal {
+// refuseDomain says why a change is not for a record of a trust domain, or beside one: only its server has a share, and no domain a priority.
+func (req *ChangeRequest) refuseDomain(r *Record, others []Record) *Refusal {
 	switch {
+	case r.Domain == "" && req.Priority != nil && *req.Priority == quota.PriorityHigh:
+		raised := *r
+		raised.VGPUs = slices.DeleteFunc(slices.Clone(r.VGPUs), func(v VGPU) bool { return !req.Changes(v.UUID) })
+		for i := range raised.VGPUs {
+			raised.VGPUs[i].Priority = quota.PriorityHigh
+		}
+		return raised.BesideDomains(others)
 	case r.IsMember() && (req.Weight != nil || req.Percent != nil || req.Priority != nil):
 		return &Refusal{Time: true, Reason: fmt.Sprintf("it is a member of domain %s, which shares the GPU's time as a whole", r.Domain),
 			Remedy: "set weight and percentage of the domain's MPS server (cgpu smi lists it)"}

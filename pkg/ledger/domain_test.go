@@ -126,3 +126,39 @@ func TestDomainChange(t *testing.T) {
 		}
 	}
 }
+
+// TestBesideDomains: members of a domain do not give way to high priority, so there is none beside them.
+func TestBesideDomains(t *testing.T) {
+	record := func(domain, gpu string, p quota.Priority) Record {
+		r := Record{ID: "x", Nonce: domain + gpu + p.String(), Domain: domain, VGPUs: slice(gpu, gib)}
+		r.VGPUs[0].Priority = p
+		return r
+	}
+	high, normal := quota.PriorityHigh, quota.PriorityDefault
+	for name, c := range map[string]struct {
+		r, other Record
+		refused  string
+	}{
+		"a member beside high priority":    {record("team", "GPU-a", normal), record("", "GPU-a", high), `CGPU_DOMAIN (--domain) "team"`},
+		"high priority beside a member":    {record("", "GPU-a", high), record("team", "GPU-a", normal), "is in trust domain team"},
+		"a member beside the default":      {record("team", "GPU-a", normal), record("", "GPU-a", normal), ""},
+		"the default beside a member":      {record("", "GPU-a", normal), record("team", "GPU-a", normal), ""},
+		"high priority beside the default": {record("", "GPU-a", high), record("", "GPU-a", normal), ""},
+		"on another GPU":                   {record("", "GPU-b", high), record("team", "GPU-a", normal), ""},
+		"itself":                           {record("team", "GPU-a", high), record("team", "GPU-a", high), ""},
+	} {
+		refusal := c.r.BesideDomains([]Record{c.other, c.r})
+		if (refusal != nil) != (c.refused != "") || refusal != nil && !strings.Contains(refusal.Error(), c.refused) {
+			t.Errorf("%s: %v", name, refusal)
+		}
+		if c.r.Domain != "" { // it is refused a priority in any case
+			continue
+		}
+		r := c.r
+		r.VGPUs = slice(r.VGPUs[0].UUID, gib)
+		req := ChangeRequest{GPUs: twoGPUs, Card: preempt, Settings: Settings{Priority: &c.r.VGPUs[0].Priority}}
+		if _, err := req.apply(&file{Records: []Record{c.other}}, r); (err != nil) != (c.refused != "") {
+			t.Errorf("%s, by a change: %v", name, err)
+		}
+	}
+}

@@ -54,6 +54,7 @@ type Control struct {
 	Kind          ControlKind
 	Answer        uint32        // the status of a swallowed one
 	Profiling     bool          // of a profiler: only where the node's settings allow those
+	Context       bool          // reaches a graphics context as a whole, which in a trust domain is all members'
 	Size          int           // size of the parameters; 0: any up to MaxControlParams
 	Pointers      []Pointer     // user pointers in the parameters
 	ClientHandles []int         // offsets of client handles in the parameters; each must be 0 or the container's own
@@ -116,7 +117,7 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 		if a.branch < r.from || r.to != 0 && a.branch > r.to {
 			continue
 		}
-		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Answer: r.answer, Profiling: r.profiling,
+		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Answer: r.answer, Profiling: r.profiling, Context: r.context,
 			Size: at(r.sizes, a.layout()), Pointers: r.pointers,
 			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, HoldsLocks: r.locks, Source: r.source}
 		switch r.kind {
@@ -135,6 +136,7 @@ type controlRow struct {
 	kind      ControlKind
 	answer    uint32 // of a swallowed one, where that is not OK
 	profiling bool
+	context   bool
 	from, to  int // branches whose headers have the control; 0: from the first, up to the last
 	sizes     []since
 	pointers  []Pointer

@@ -105,7 +105,9 @@ show 'PyTorch in a member of 3 GiB' "$dir/oom" 6
 run --memory 4GiB -- "$(pipes a)" "$dir/mps" context >"$dir/x1" 2>&1
 show 'a stranger with the pipes of a' "$dir/x1" 3
 member b 2GiB "$(pipes a)" "$dir/mps" context >"$dir/x2" 2>&1
-show 'a member of b with the pipes of a' "$dir/x2" 3
+show 'a member of b with the pipes of a: refused a context of its own' "$dir/x2" 3
+member b 2GiB env -u CUDA_MPS_PIPE_DIRECTORY "$dir/mps" context >"$dir/x3" 2>&1
+show 'a member without the variable: the same' "$dir/x3" 3
 member b 2GiB "$dir/mps" context launch:10 >"$dir/b1" 2>&1
 show 'and with its own' "$dir/b1" 3
 member a 2GiB sh -c 'echo quit | timeout 5 nvidia-cuda-mps-control; ls /run/cgpu/mps' >"$dir/quit" 2>&1
@@ -175,4 +177,4 @@ stop_all
 within 12 sh -c "! grep -q domainServer '$dir/run/ledger.json'"
 say "servers left: $(grep -c domainServer "$dir/run/ledger.json")"
 cgpu events >"$dir/events" 2>&1
-show 'what events say of domains' <(grep -i 'domain' "$dir/events") 6
+show 'what events say of domains' <(grep -i 'domain' "$dir/events") 12

@@ -91,8 +91,11 @@ func TestDomain(t *testing.T) {
 	if !ok {
 		t.Fatalf("no server in %+v", records(t))
 	}
-	if out := cgpu(t, "smi"); !strings.Contains(out, server.ID[:12]) {
+	if out := cgpu(t, "smi"); !strings.Contains(out, server.ID[:12]) || !strings.Contains(out, "team (MPS)") || !strings.Contains(out, "team 30%") {
 		t.Errorf("cgpu smi: %s", out)
+	}
+	if v := server.VGPUs[0]; v.Weight != 3 || server.Name != "mps-team-0" {
+		t.Errorf("the server is %+v", server)
 	}
 	// Its own memory and the server's two pieces, at least; nobody gets more than his limit.
 	for _, s := range []*started{all, part} {
@@ -129,6 +132,7 @@ func TestDomainServerKilled(t *testing.T) {
 	if !ok {
 		t.Fatalf("no server in %+v", records(t))
 	}
+	cgpu(t, "set", server.Name, "--weight", "5") // of the domain, and not of this server alone
 	if err := syscall.Kill(server.InitPID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +142,7 @@ func TestDomainServerKilled(t *testing.T) {
 	}
 	next := member(t, "0:0")
 	next.has(t, "part")
-	if again, ok := domainServer(t); !ok || again.Nonce == server.Nonce {
+	if again, ok := domainServer(t); !ok || again.Nonce == server.Nonce || again.VGPUs[0].Weight != 5 {
 		t.Errorf("the server is %+v, %v", again, ok)
 	}
 }
