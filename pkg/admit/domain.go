@@ -32,7 +32,8 @@ func (a *Ask) join(r *ledger.Record, node *device.Config) error {
 	namespace, _, _ := strings.Cut(a.name, "/")
 	d := node.Domain(q.Domain)
 	if !d.Lets(namespace) {
-		return q.RefuseDomain("is not for pods of namespace "+namespace, "have the administrator of the node name that in cgpu.toml, or leave it out")
+		return q.RefuseDomain("is not for pods of namespace "+namespace,
+			"have the administrator of the node name that in cgpu.toml, or leave it out")
 	}
 	if !d.Shared {
 		r.Domain = namespace + "." + q.Domain

@@ -18,8 +18,8 @@ func podOf(namespace, author string) string {
 		`","io.kubernetes.cri.sandbox-name":"p","io.kubernetes.cri.container-name":"c"` + author
 }
 
-// TestDomain: a container is in the trust domain that it names, unless no guard would hold it there; a pod's in that of its namespace, where
-// the node lets that have one.
+// TestDomain: a container is in the trust domain that it names, unless no guard would hold it there; a pod's in that of its namespace,
+// where the node lets that have one.
 func TestDomain(t *testing.T) {
 	const crio = `"io.kubernetes.cri-o.ContainerType":"container","io.kubernetes.pod.namespace":"prod","io.kubernetes.pod.name":"p",` +
 		`"io.kubernetes.container.name":"c"`
@@ -38,7 +38,8 @@ func TestDomain(t *testing.T) {
 		{name: "no guard", enforcement: device.EnforcePreload, env: []string{"CGPU_DOMAIN=team"}, refused: "without a guard"},
 		{name: "a part of the multiprocessors", env: []string{"CGPU_DOMAIN=team", "CGPU_THREADS=30"}, domain: "team", threads: 30},
 		{name: "a pod", annotations: podOf("prod", ""), env: []string{"CGPU_DOMAIN=team"}, domain: "prod.team"},
-		{name: "a pod by annotation", annotations: podOf("prod", `,"cgpu.io/gpu-mem-container":"1","cgpu.io/domain":"team"`), domain: "prod.team"},
+		{name: "a pod by annotation", annotations: podOf("prod", `,"cgpu.io/gpu-mem-container":"1","cgpu.io/domain":"team"`),
+			domain: "prod.team"},
 		{name: "a pod of CRI-O", annotations: crio, env: []string{"CGPU_DOMAIN=team"}, domain: "prod.team"},
 		{name: "a pod elsewhere", annotations: podOf("dev", ""), env: []string{"CGPU_DOMAIN=team"}, refused: "not for pods of namespace dev"},
 		{name: "a pod of no namespace", annotations: `"io.kubernetes.cri.container-type":"container"`, env: []string{"CGPU_DOMAIN=any"},
@@ -46,7 +47,8 @@ func TestDomain(t *testing.T) {
 		{name: "a domain for containers", annotations: podOf("prod", ""), env: []string{"CGPU_DOMAIN=host"}, refused: "not for pods of"},
 		{name: "one that there is not", annotations: podOf("prod", ""), env: []string{"CGPU_DOMAIN=x"}, refused: "not for pods of"},
 		{name: "one for all", annotations: podOf("dev", ""), env: []string{"CGPU_DOMAIN=any"}, domain: "any"},
-		{name: "another namespace's", annotations: podOf("prod", ""), env: []string{"CGPU_DOMAIN=dev/team"}, refused: "letters, digits and dashes"},
+		{name: "another namespace's", annotations: podOf("prod", ""), env: []string{"CGPU_DOMAIN=dev/team"},
+			refused: "letters, digits and dashes"},
 		{name: "by a claim", annotations: podOf("prod", ""), share: "team", domain: "prod.team"},
 		{name: "by a claim, another by itself", annotations: podOf("prod", ""), env: []string{"CGPU_DOMAIN=any"}, share: "team", domain: "any"},
 		{name: "by a claim elsewhere", annotations: podOf("dev", ""), share: "team", refused: "not for pods of namespace dev"},

@@ -20,8 +20,8 @@ type Domain struct {
 	Shared     bool     `json:"shared,omitempty"`
 }
 
-// Domain finds a domain of cgpu.toml; nil: there is none of the name. Those of a namespace are known as NAMESPACE.NAME, neither of which has
-// a dot.
+// Domain finds a domain of cgpu.toml; nil: there is none of the name. Those of a namespace are known as NAMESPACE.NAME, neither of which
+// has a dot.
 func (c *Config) Domain(known string) *Domain {
 	name := known[strings.LastIndexByte(known, '.')+1:]
 	for i := range c.Domains {

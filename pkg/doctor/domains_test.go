@@ -30,8 +30,9 @@ func TestDomains(t *testing.T) {
 		"no guard": {mounts: has, domains: team, enforcement: device.EnforcePreload, status: Fail,
 			says: `enforcement = "preload" in cgpu.toml: no guard keeps domains apart → take`},
 		"no user namespaces": {mounts: has, domains: team, sysctl: "user/max_user_namespaces=0", status: Fail, says: "is 0: a user without"},
-		"AppArmor":           {mounts: has, domains: team, sysctl: "kernel/apparmor_restrict_unprivileged_userns=1", status: Fail, says: "is 1: a user"},
-		"user namespaces":    {mounts: has, domains: team, sysctl: "user/max_user_namespaces=1", status: OK, says: "a, b"},
+		"AppArmor": {mounts: has, domains: team, sysctl: "kernel/apparmor_restrict_unprivileged_userns=1", status: Fail,
+			says: "is 1: a user"},
+		"user namespaces": {mounts: has, domains: team, sysctl: "user/max_user_namespaces=1", status: OK, says: "a, b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("PATH", t.TempDir())

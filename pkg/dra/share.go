@@ -240,7 +240,8 @@ func divide(s *alloc.Share, used consumption, asked asked, config *v1alpha1.VGPU
 	spill := quota.Bytes(config.Spill.Value()).FloorMiB()
 	if asked.whole && containers == 1 && config.Percent == nil && spill == 0 {
 		if config.Domain != nil {
-			return fmt.Errorf("%s domain: %q: is for shares of a GPU, and this is all of it: ask for some memory of it", v1alpha1.Kind, *config.Domain)
+			return fmt.Errorf("%s domain: %q: is for shares of a GPU, and this is all of it: ask for some memory of it",
+				v1alpha1.Kind, *config.Domain)
 		}
 		*s = whole(*s)
 		return nil

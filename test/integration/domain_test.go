@@ -20,13 +20,13 @@ import (
 )
 
 // domainNode is a node with trust domains, on which cgpu-probe stands for the driver's control daemon and MPS server.
-func domainNode(t *testing.T) {
+func domainNode(t *testing.T, env ...string) {
 	t.Helper()
 	noTrace(t)
 	withConfig(t, `domains = [{name = "team", weight = 3}]`)
 	p := userProgram(t, "cgpu-probe")
 	control := filepath.Join(lab.Bin, "nvidia-cuda-mps-control")
-	if err := os.WriteFile(control, []byte("#!/bin/sh\nexec "+p+" mps-control \"$@\"\n"), 0o755); err != nil {
+	if err := os.WriteFile(control, []byte("#!/bin/sh\nexec env "+strings.Join(env, " ")+" "+p+" mps-control \"$@\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(control) })
@@ -91,7 +91,8 @@ func TestDomain(t *testing.T) {
 	if !ok {
 		t.Fatalf("no server in %+v", records(t))
 	}
-	if out := cgpu(t, "smi"); !strings.Contains(out, server.ID[:12]) || !strings.Contains(out, "team (MPS)") || !strings.Contains(out, "team 30%") {
+	if out := cgpu(t, "smi"); !strings.Contains(out, server.ID[:12]) || !strings.Contains(out, "team (MPS)") ||
+		!strings.Contains(out, "team 30%") {
 		t.Errorf("cgpu smi: %s", out)
 	}
 	if v := server.VGPUs[0]; v.Weight != 3 || server.Name != "mps-team-0" {
@@ -145,4 +146,23 @@ func TestDomainServerKilled(t *testing.T) {
 	if again, ok := domainServer(t); !ok || again.Nonce == server.Nonce || again.VGPUs[0].Weight != 5 {
 		t.Errorf("the server is %+v, %v", again, ok)
 	}
+}
+
+// TestDomainServerFaults: a server that takes no more clients is ended, and an event says why.
+func TestDomainServerFaults(t *testing.T) {
+	domainNode(t, "CGPU_MPS_FAULT=1")
+	first := member(t, "0:0")
+	first.has(t, "part")
+	first.end(t)
+	if out := first.out.String(); !strings.Contains(out, "the MPS server has ended") {
+		t.Errorf("the member says %s", out)
+	}
+	eventually(t, 10*time.Second, func() string {
+		out := cgpu(t, "events")
+		if !strings.Contains(out, "the MPS server of domain team has ended") ||
+			!strings.Contains(out, "why: the MPS server takes no more clients") {
+			return out
+		}
+		return ""
+	})
 }

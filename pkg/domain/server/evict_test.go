@@ -133,7 +133,8 @@ func TestEvictLeaves(t *testing.T) {
 	v := ledger.VGPU{UUID: gpu.UUID}
 	v.Limit = Memory
 	record := ledger.Record{ID: "a", Nonce: nonce, VGPUs: []ledger.VGPU{v}, Domain: "a", DomainServer: true, LauncherPID: os.Getpid()}
-	request := ledger.Request{GPUs: []ledger.GPU{gpu}, Record: record, Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}}
+	request := ledger.Request{GPUs: []ledger.GPU{gpu}, Record: record,
+		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}}
 	if _, err := ledger.Open(runDir).Reserve(request); err != nil {
 		t.Fatal(err)
 	}
