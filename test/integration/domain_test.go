@@ -98,6 +98,13 @@ func TestDomain(t *testing.T) {
 	if v := server.VGPUs[0]; v.Weight != 3 || server.Name != "mps-team-0" {
 		t.Errorf("the server is %+v", server)
 	}
+	for name, want := range map[string]string{"limits": `Max processes +1024 +1024 `, "oom_score_adj": "^500\n",
+		"status": "NoNewPrivs:\t1\n"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", server.InitPID, name))
+		if err != nil || !regexp.MustCompile(want).Match(text) {
+			t.Errorf("the server's %s: %s, %v", name, text, err)
+		}
+	}
 	// Its own memory and the server's two pieces, at least; nobody gets more than his limit.
 	for _, s := range []*started{all, part} {
 		if used := quota.Bytes(s.has(t, "used_kib")) * quota.KiB; used < 104*quota.MiB {
