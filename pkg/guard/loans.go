@@ -77,7 +77,8 @@ func (g *Guard) renew(nonce string, l api.Loans) (lost []int, err error) {
 // endLoans frees the RM clients with groups that are the server's no more. For a program its context is lost then, as it is where the server
 // has ended.
 func (g *Guard) endLoans(nonce string, groups []int, why error) {
-	g.log.Warn("RM clients are freed: they have a channel group that the domain's MPS server has no more", "server", nonce, "err", why)
+	g.logOnce("loanover"+nonce, "RM clients are freed: they have a channel group that the domain's MPS server has no more", "server", nonce,
+		"err", why)
 	g.events.Note(event.Event{Kind: event.Warning, Text: fmt.Sprintf("CUDA contexts are ended: the MPS server of domain %s that they were made "+
 		"by is gone; start the program again, and the next member to start starts the server", g.cfg.Domain)})
 	g.chargeTime(func() {
