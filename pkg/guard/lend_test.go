@@ -233,14 +233,14 @@ func TestGuestsBound(t *testing.T) {
 	m, c, own, _, channel := r.joined()
 	r.guard.guests.list = map[int]time.Time{}
 	for pid := range maxGuests {
-		r.guard.guests.add(-1 - pid)
+		r.guard.guests.add(-1-pid, guestTime)
 	}
 	c.refused("NV_ERR_INVALID_CLIENT", "dupof", c.do("open")[0], r.client, r.group)
 	if m.renew(renewTries); c.lives(own, channel) {
 		t.Error("it goes on in nobody's account")
 	}
 	for pid := range r.guard.guests.list {
-		r.guard.guests.list[pid] = time.Now().Add(-2 * guestTime)
+		r.guard.guests.list[pid] = time.Now().Add(-time.Second)
 	}
 	if n := len(r.guard.guests.present()); n != 0 {
 		t.Errorf("%d are kept", n)

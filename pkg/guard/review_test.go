@@ -58,9 +58,9 @@ func TestReviewPlanAlone(t *testing.T) {
 func TestReviewGuests(t *testing.T) {
 	var x guests
 	for pid := range 400 {
-		x.add(1 + pid)
+		x.add(1+pid, guestTime)
 	}
-	if _, ok := x.add(1000); ok || len(x.present()) != maxGuests {
+	if _, ok := x.add(1000, guestTime); ok || len(x.present()) != maxGuests {
 		t.Error(len(x.present()))
 	}
 }
