@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/domain/server"
 	"github.com/opencgpu/cgpu/pkg/mps"
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // mpsCommand is a domain's server: what its run has as its command.
@@ -28,9 +30,17 @@ func mpsCommand() *cli.Command {
 			if !c.Args().Present() {
 				return usageError{errors.New(server.ServeName + ": want the control daemon's command line")}
 			}
+			if err := mps.Bound(); err != nil {
+				return err
+			}
 			members := c.String("members")
-			own := filepath.Join(filepath.Dir(filepath.Clean(members)), "daemon")
-			err := mps.Server{Members: members, Own: own, Command: c.Args().Slice()}.Run(ctx)
+			pipes := filepath.Dir(filepath.Clean(members))
+			ended := filepath.Join(pipes, page.Ended) // for the event of its guard's, who knows no more than that it ended
+			_ = os.Truncate(ended, 0)
+			err := mps.Server{Members: members, Own: filepath.Join(pipes, page.Daemon), Command: c.Args().Slice()}.Run(ctx)
+			if err != nil {
+				_ = os.WriteFile(ended, []byte(err.Error()), 0o600)
+			}
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return cli.Exit(err, max(exit.ExitCode(), 1))
 			}

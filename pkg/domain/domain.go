@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -59,15 +60,20 @@ func Join(cfg guardcfg.Config) error {
 	return nil
 }
 
+// leastMember is less than any CUDA program of a member's takes.
+const leastMember = 256 * quota.MiB
+
 // refuse says why a container cannot be in a domain, and the remedy: there the GPU's time is shared by who computes on it, so what needs a
 // container to itself cannot be had.
 func refuse(cfg guardcfg.Config, r ledger.Record) string {
 	switch {
-	case !slices.Contains(cfg.Settings.Domains, cfg.Domain):
-		return fmt.Sprintf("there is no such trust domain on this node; add it to domains = %q in cgpu.toml, or leave it out",
-			cfg.Settings.Domains)
+	case cfg.Settings.Domain(cfg.Domain) == nil:
+		return "there is no such trust domain on this node; add it to cgpu.toml ([[domains]], name), or leave it out"
 	case len(cfg.GPUs) != 1 || len(r.VGPUs) != 1:
 		return "a domain's MPS server is for one GPU, and the container has others; ask for a slice of one GPU"
+	case r.VGPUs[0].Limit < leastMember:
+		return fmt.Sprintf("a memory limit of %s: a member takes some 150 MiB of it for the server's channel group alone; ask for %s at least",
+			r.VGPUs[0].Limit, leastMember)
 	}
 	switch s := r.VGPUs[0].Share; {
 	case s.Percent != 0 || s.Weight > 1:
@@ -146,4 +152,16 @@ func answers(dir string) bool {
 	said := make([]byte, 64)
 	n, _ := conn.Read(said)
 	return strings.HasPrefix(string(said[:n]), greeting)
+}
+
+// Ended is why a domain's server has ended, in its own words; empty: it did not say. Whoever is that server's user can write there.
+func Ended(runDir, uuid, name string) string {
+	fd, err := unix.Open(filepath.Join(page.Pipes(runDir, uuid, name), page.Ended), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	words := make([]byte, 300)
+	n, _ := unix.Read(fd, words)
+	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(string(words[:max(n, 0)]), "?"), unicode.IsControl), " ")
 }

@@ -16,22 +16,19 @@ const contextRest = quota.MiB
 // others. 126 MiB of an H200, which are in no process' account and stay as long as the group (580.159.04, docs/internals/mps.md).
 const sharedContext = 128 * quota.MiB
 
-// reserveShared reserves what a group takes for its second client, once: then charge has it charged to the group, or cancel gives it back.
-// False: it does not fit.
-func (g *Guard) reserveShared(client uint32, o object) (charge, cancel func(), ok bool) {
+// chargeShared charges a group what it takes for its second client, once. False: it does not fit.
+func (g *Guard) chargeShared(client uint32, o object) bool {
 	if g.account.isSet(&o.group.shared) {
-		return func() {}, func() {}, true
+		return true
 	}
 	want := cost{gpu: g.account.gpuOf(client, o.handle), size: sharedContext}
 	if want.gpu == noGPU || !g.reserve(want) {
-		return nil, nil, false
+		return false
 	}
-	cancel = func() { g.account.unreserve(want) }
-	return func() {
-		if !g.account.chargeGroup(client, o.handle, want, &o.group.shared) {
-			cancel()
-		}
-	}, cancel, true
+	if !g.account.chargeGroup(client, o.handle, want, &o.group.shared) {
+		g.account.unreserve(want)
+	}
+	return true
 }
 
 // contextMemory is what a channel group with a context on the graphics engine is charged: context_overhead, or what its buffers come to on

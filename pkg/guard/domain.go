@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
@@ -75,8 +76,11 @@ func (g *Guard) killAll() {
 func (g *Guard) noteDomainEnd() {
 	if g.cfg.DomainServer && g.domainHasMembers() {
 		x := g.cfg.GPUs[0]
-		g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID},
-			Text: fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",
-				g.cfg.Domain)})
+		text := fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",
+			g.cfg.Domain)
+		if why := domain.Ended(g.cfg.RunDir, x.UUID, g.cfg.Domain); why != "" {
+			text += "; why: " + why
+		}
+		g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}, Text: text})
 	}
 }

@@ -98,14 +98,11 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if x.kind == rm.ClassChannel || x.class == classContextShare || x.group != nil && !g.sharesGroups(x) {
+	if x.kind == rm.ClassChannel || x.class == classContextShare || x.group != nil {
 		// Under a second name it could be scheduled, or filled, unseen. And a second handle on a group or a context share does not keep the
 		// address space, of which the driver makes channels below it all the same, when it is gone (kctxshareapiCopyConstruct_IMPL,
-		// kchangrpapiCopyConstruct_IMPL). Of groups MPS wants it, see sharesGroups; UVM takes such handles by itself.
+		// kchangrpapiCopyConstruct_IMPL). Of groups MPS wants it, of its server's alone (lend.go); UVM takes such handles by itself.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel, a channel group or a context share"))
-	}
-	if x.group != nil && g.account.gpuOf(src, object) != g.account.gpuOf(dst, rm.U32(o, rm.DupParent)) {
-		return answer(c.denyOtherGPU())
 	}
 	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||
 		c.isUnseen(c.target(), dst, rm.U32(o, rm.DupParent)) {
@@ -118,15 +115,7 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !g.roomForObject(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	charge, cancel, ok := func() {}, func() {}, true
-	if x.group != nil {
-		charge, cancel, ok = g.reserveShared(src, x)
-	}
-	if !ok {
-		return answer(c.status(rm.StatusNoMemory))
-	}
-	p := plan{ask: true, cancel: cancel, commit: func() {
-		charge()
+	p := plan{ask: true, commit: func() {
 		h := rm.U32(o, rm.DupObject)
 		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, x)
 		c.undo = g.undoObject(c.target(), dst, h)

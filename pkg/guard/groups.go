@@ -11,8 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// channelGroup is a channel group. It may have handles in several clients (RM_DUP_OBJECT), as under MPS, whose server makes one for all its
-// clients: each handle has channels of its own below it, and what becomes of the group is the same under all. The account is locked.
+// channelGroup is a channel group. The one of a trust domain's MPS server has handles in all clients (RM_DUP_OBJECT, lend.go): each handle has channels of its own below it, and what becomes of the group is the same under all. The account is locked.
 type channelGroup struct {
 	number    int // which no other has or will have, under no guard
 	handles   map[*object]*client
@@ -79,13 +78,6 @@ func (g *channelGroup) channels() (list []gpusched.Channel) {
 		}
 	}
 	return list
-}
-
-// sharesGroups reports that a second handle on a group may be had within the container: in a trust domain, which MPS is for.
-func (g *Guard) sharesGroups(o object) bool {
-	g.account.mu.Lock()
-	defer g.account.mu.Unlock()
-	return g.cfg.Domain != "" && !o.group.hasLegacyChannel()
 }
 
 // hasLegacyChannel reports a channel without a context share. A group has a pointer to its maker's address space, which may have ended, and

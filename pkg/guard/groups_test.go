@@ -10,47 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
-	"github.com/opencgpu/cgpu/pkg/sim"
 )
-
-// TestGroupOfSeveral: a channel group that several clients have, as MPS makes it, has one context, which is charged once until the last
-// handle is gone, whoever made it; a guard that goes on as another program knows the same.
-func TestGroupOfSeveral(t *testing.T) {
-	r := newRig(t)
-	r.guard.cfg.Domain, r.guard.cfg.DomainServer = "team", true
-	c := r.start()
-	server, first, second := c.do("open")[0], c.do("open")[0], c.do("open")[0]
-	group := c.do("mpscontext", server)[0]
-	r.agree(sim.DefaultContextCost)
-	h1, h2 := c.do("dup", first, server, group)[0], c.do("dup", second, server, group)[0]
-	c.do("engine", first, c.do("channel", first, h1, c.do("share", first, h1)[0])[0])
-	c.do("engine", second, c.do("channel", second, h2, c.do("share", second, h2)[0])[0])
-	c.do("schedule", first, h1)
-	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
-	if n := r.guard.gpuTime.Status(0).TSGs; n != 1 {
-		t.Errorf("%d groups", n)
-	}
-	if err := r.handOver(); err != nil {
-		t.Fatal(err)
-	}
-	c.do("close", server)
-	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
-	c.do("free", first, h1)
-	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
-	third := c.do("open")[0]
-	h3 := c.do("dup", third, second, h2)[0]
-	c.do("close", second)
-	r.agree(sim.DefaultContextCost + sim.SharedContextCost)
-	c.do("free", third, h3)
-	r.agree(0)
-	fourth := c.do("open")[0]
-	c.do("alloc", fourth, 900*mib)
-	group = c.do("mpscontext", fourth)[0]
-	c.refused("NV_ERR_NO_MEMORY", "dup", third, fourth, group) // a context fits, that does not
-	r.agree(900*quota.MiB + sim.DefaultContextCost)
-	c.kill()
-	r.empty()
-}
 
 const otherClient, otherHandle = fakeClient + 1, 0x77
 
@@ -117,20 +77,4 @@ func TestContextOfSeveral(t *testing.T) {
 	wantUsage(t, a, 0, context.size)
 	a.freeObject(testClient+1, 2)
 	wantUsage(t, a, 0, 0)
-}
-
-// TestGroupElsewhere: a group has no handle below another GPU's device.
-func TestGroupElsewhere(t *testing.T) {
-	d := answering(0, nil)
-	g := withTwoGPUs(newFakeGuard(t, d))
-	g.cfg.Settings.MaxTSGs, g.cfg.Domain, g.cfg.DomainServer = 8, "team", true
-	g.account.addObject(fakeClient, object{handle: workGroup, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
-	f := newFakeCall(t, g, fakeControl)
-	for parent, want := range map[uint32]uint32{fakeDevice: rm.StatusOK, secondDevice: rm.StatusInvalidDevice} {
-		o := make([]byte, rm.DupSize)
-		putWords(o, 0, fakeClient, parent, otherHandle, fakeClient, workGroup)
-		if f.escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) != want {
-			t.Errorf("below %#x: %s", parent, rm.StatusName(rm.U32(o, rm.DupStatus)))
-		}
-	}
 }

@@ -253,16 +253,14 @@ func (g *Guard) whileLent(l api.Loan, f func(api.Lent)) error {
 	}
 	defer t.Done()
 	if lent.group != nil { // it stays charged where the call fails
-		charge, _, ok := g.reserveShared(l.Client, *lent.group)
-		if !ok {
+		if !g.chargeShared(l.Client, *lent.group) {
 			return errors.New("what the group takes for several clients does not fit into the server's memory limit")
 		}
-		charge()
 		g.books.commit(nil)
 		lent.answer.Size = sharedContext + g.contextMemory(lent.gpu)
-	}
-	if !g.noteGuest(lent.gpu, l.PID) {
-		return errors.New("others with its objects are as many as it can keep account of")
+		if !g.noteGuest(lent.gpu, l.PID, newGuestTime) {
+			return errors.New("others with its groups are as many as it can keep account of")
+		}
 	}
 	lent.answer.UUID = g.cfg.GPUs[lent.gpu].UUID
 	s, e := g.whileShared(t, l.Client, []openRight{{l.Object, accessDup}}, func() { f(lent.answer) })

@@ -93,8 +93,6 @@ func TestDomain(t *testing.T) {
 	second := c.do("open")[0] // of another process, say: the same group is paid for once
 	again := c.do("dupof", second, r.client, r.group)[0]
 	m.uses(lent + 2*quota.MiB)
-	c.do("free", second, again)
-	m.uses(lent + 2*quota.MiB)
 	r.uses(sim.DefaultContextCost + sim.SharedContextCost + 2*quota.MiB)
 	c.do("schedulechannel", own, channel)
 	if n := r.guard.gpuTime.Status(0).TSGs; n != 1 || m.guard.gpuTime.Status(0).TSGs != 0 {
@@ -111,6 +109,8 @@ func TestDomain(t *testing.T) {
 	}
 	c.refused("NV_ERR_NOT_SUPPORTED", "schedule", own, group)
 	m.renew(1)
+	c.do("free", second, again)
+	m.uses(lent + 862*quota.MiB)
 	c.do("free", own, memory)
 	m.uses(lent + 860*quota.MiB)
 	c.do("free", own, group) // as long as the member keeps the server's group it has its memory
@@ -233,14 +233,14 @@ func TestGuestsBound(t *testing.T) {
 	m, c, own, _, channel := r.joined()
 	r.guard.guests.list = map[int]time.Time{}
 	for pid := range maxGuests {
-		r.guard.guests.add(-1 - pid)
+		r.guard.guests.add(-1-pid, guestTime)
 	}
 	c.refused("NV_ERR_INVALID_CLIENT", "dupof", c.do("open")[0], r.client, r.group)
 	if m.renew(renewTries); c.lives(own, channel) {
 		t.Error("it goes on in nobody's account")
 	}
 	for pid := range r.guard.guests.list {
-		r.guard.guests.list[pid] = time.Now().Add(-2 * guestTime)
+		r.guard.guests.list[pid] = time.Now().Add(-time.Second)
 	}
 	if n := len(r.guard.guests.present()); n != 0 {
 		t.Errorf("%d are kept", n)
@@ -268,7 +268,28 @@ func TestLegacyGroup(t *testing.T) {
 	_, c := r.member("team")
 	made := r.server.do("contextin", r.number, 0, engineGR)
 	r.server.do("schedule", r.number, made[0])
-	c.refused("NV_ERR_INVALID_CLIENT", "dupof", c.do("open")[0], r.client, made[0])
+	own := c.do("open")[0]
+	c.refused("NV_ERR_INVALID_CLIENT", "dupof", own, r.client, made[0])
+	group := c.do("dupof", own, r.client, r.group)[0]
+	c.refused("NV_ERR_NOT_SUPPORTED", "channel", own, group) // nor does it get one there
+	r.server.refused("NV_ERR_NOT_SUPPORTED", "channel", r.number, r.group)
+}
+
+// TestGroupWithin: within a container a group has one handle, in a domain too.
+func TestGroupWithin(t *testing.T) {
+	r := newDomain(t, "team")
+	_, c, own, group, _ := r.joined()
+	c.refused("NV_ERR_NOT_SUPPORTED", "dup", c.do("open")[0], own, group)
+	r.server.refused("NV_ERR_NOT_SUPPORTED", "dup", r.server.do("open")[0], r.number, r.group)
+}
+
+// TestSharedLimit: what a group takes for a second client is the server's too, within its limit.
+func TestSharedLimit(t *testing.T) {
+	r := newDomain(t, "team")
+	_, c := r.member("team")
+	r.server.do("alloc", r.number, 900*mib)
+	c.refused("NV_ERR_INVALID_CLIENT", "dupof", c.do("open")[0], r.client, r.group)
+	r.uses(902*quota.MiB + sim.DefaultContextCost)
 }
 
 // TestDomainApart: nobody else has any of it, and a member nothing else.

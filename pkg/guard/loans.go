@@ -25,8 +25,8 @@ const (
 	renewEvery = time.Second
 	// renewTries is how often in a row a server's guard may not answer: one that goes on as another program is away for less than a second.
 	renewTries = 5
-	// guestTime is for how long a process counts of which nobody has told: longer than its guard may be away.
-	guestTime = 10 * time.Second
+	// guestTime is for how long a process counts that its guard has told of: longer than that may be away. newGuestTime is until it has.
+	guestTime, newGuestTime = 10 * time.Second, 3 * renewEvery
 	// maxGuests is more than an MPS server takes, and leaves room for its own processes among those that the arbiter is told of.
 	maxGuests = 100
 )
@@ -77,7 +77,8 @@ func (g *Guard) renew(nonce string, l api.Loans) (lost []int, err error) {
 // endLoans frees the RM clients with groups that are the server's no more. For a program its context is lost then, as it is where the server
 // has ended.
 func (g *Guard) endLoans(nonce string, groups []int, why error) {
-	g.log.Warn("RM clients are freed: they have a channel group that the domain's MPS server has no more", "server", nonce, "err", why)
+	g.logOnce("loanover"+nonce, "RM clients are freed: they have a channel group that the domain's MPS server has no more", "server", nonce,
+		"err", why)
 	g.events.Note(event.Event{Kind: event.Warning, Text: fmt.Sprintf("CUDA contexts are ended: the MPS server of domain %s that they were made "+
 		"by is gone; start the program again, and the next member to start starts the server", g.cfg.Domain)})
 	g.chargeTime(func() {
@@ -125,7 +126,7 @@ func (g *Guard) renewed(l api.Loans) (answer api.Renewed) {
 		return api.Renewed{Error: "it is not the domain's server"}
 	}
 	for _, pid := range l.PIDs {
-		if !g.noteGuest(0, pid) {
+		if !g.noteGuest(0, pid, guestTime) {
 			return api.Renewed{Error: "it cannot keep account of so many processes"}
 		}
 	}
@@ -146,38 +147,41 @@ func (a *account) groupNumbers() map[int]bool {
 	return list
 }
 
-// guests are the processes in whose name others have channel groups of the container's, by which switch records may name these, and when
-// that was told last. A process may have ended, and a child have its client.
+// guests are the processes in whose name others have channel groups of the container's, by which switch records may name these, and until
+// when they count. A process may have ended, and a child have its client.
 type guests struct {
 	mu   sync.Mutex
 	list map[int]time.Time
 }
 
 // noteGuest notes one on a GPU. False: there are too many.
-func (g *Guard) noteGuest(gpu, pid int) bool {
-	known, ok := g.guests.add(pid)
+func (g *Guard) noteGuest(gpu, pid int, keep time.Duration) bool {
+	known, ok := g.guests.add(pid, keep)
 	if ok && !known {
 		g.gpuTime.Made(gpu) // it tells the arbiter
 	}
 	return ok
 }
 
-func (x *guests) add(pid int) (known, ok bool) {
+func (x *guests) add(pid int, keep time.Duration) (known, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.list == nil {
 		x.list = map[int]time.Time{}
 	}
 	x.prune()
-	if _, known = x.list[pid]; !known && len(x.list) >= maxGuests {
+	until, known := x.list[pid]
+	if !known && len(x.list) >= maxGuests {
 		return false, false
 	}
-	x.list[pid] = time.Now()
+	if later := time.Now().Add(keep); later.After(until) {
+		x.list[pid] = later
+	}
 	return known, true
 }
 
 func (x *guests) prune() {
-	maps.DeleteFunc(x.list, func(_ int, told time.Time) bool { return time.Since(told) > guestTime })
+	maps.DeleteFunc(x.list, func(_ int, until time.Time) bool { return time.Now().After(until) })
 }
 
 func (x *guests) present() (pids []int) {

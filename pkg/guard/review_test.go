@@ -58,9 +58,9 @@ func TestReviewPlanAlone(t *testing.T) {
 func TestReviewGuests(t *testing.T) {
 	var x guests
 	for pid := range 400 {
-		x.add(1 + pid)
+		x.add(1+pid, guestTime)
 	}
-	if _, ok := x.add(1000); ok || len(x.present()) != maxGuests {
+	if _, ok := x.add(1000, guestTime); ok || len(x.present()) != maxGuests {
 		t.Error(len(x.present()))
 	}
 }
@@ -103,15 +103,12 @@ func init() {
 // TestReviewLegacyChannel: the driver gives a channel that names no context share the address space of the group's maker, which it has only
 // a bare pointer to (kernel_ctxshare.c:120): no second handle may have such a channel.
 func TestReviewLegacyChannel(t *testing.T) {
-	r := newRig(t)
-	r.guard.cfg.Domain, r.guard.cfg.DomainServer = "team", true
-	c := r.start()
-	maker, other := c.do("open")[0], c.do("open")[0]
-	space := c.do("vaspace", maker)[0]
-	group := c.do("groupin", maker, space)[0]
-	second := c.do("dup", other, maker, group)[0]
-	c.do("freeclient", maker) // and the address space
-	if _, err := c.try("channel", other, second); err == nil {
+	r := newDomain(t, "team")
+	_, c := r.member("team")
+	own := c.do("open")[0]
+	second := c.do("dupof", own, r.client, r.group)[0]
+	r.server.do("freeclient", r.number) // and the address space
+	if _, err := c.try("channel", own, second); err == nil {
 		t.Error("a channel in the address space of a client that is gone: the guard asks the driver for a use after free")
 	}
 }

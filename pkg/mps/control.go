@@ -5,6 +5,7 @@ package mps
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"strconv"
@@ -77,16 +78,39 @@ func (d *control) setPercent(percent int) error {
 	return nil
 }
 
-// ask asks the server, by the daemon, whether it is there. A server that waits for a client does not answer.
+// ask asks the server, by the daemon, whether it serves. One that waits for a client does not answer; one in FAULT takes nobody until all
+// that computed have gone, whose contexts are lost.
 func (d *control) ask() error {
 	pids, err := d.servers()
-	if err != nil {
-		return err
-	}
 	for _, pid := range pids {
-		if _, err := d.command("get_server_status " + pid); err != nil {
-			return err
+		var status string
+		if status, err = d.command("get_server_status " + pid); err != nil {
+			break
+		}
+		if strings.TrimSpace(status) == "FAULT" {
+			return errFault
 		}
 	}
+	if err != nil {
+		return fmt.Errorf("the MPS server does not answer (%w)", err)
+	}
 	return nil
+}
+
+var errFault = errors.New("the MPS server takes no more clients (FAULT): a program of the domain has made an error on the GPU")
+
+// watch asks it again and again, with alone in a turn of its own, and returns why it does not serve when it has not for two times.
+func (d *control) watch(ctx context.Context, every time.Duration, alone func(func() error) error) error {
+	for twice := false; ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
+		err := alone(d.ask)
+		if err != nil && twice {
+			return err
+		}
+		twice = err != nil
+	}
 }

@@ -35,17 +35,8 @@ const SocketName = "control"
 // network is SOCK_SEQPACKET, for package net.
 const network = "unixpacket"
 
-const (
-	// most is how many connections are served at once; others wait in the socket's backlog. A client makes one for its process and one
-	// for each context, and they last for milliseconds.
-	most = 512
-	// mostOfOne is how many of them one container has: who has more is hung up on.
-	mostOfOne = 128
-	// banTime is for how long a container's programs are turned away when one of them has kept all others waiting.
-	banTime = 10 * time.Second
-	// startTime is for the daemon, which may have a server to start.
-	startTime = 30 * time.Second
-)
+// startTime is for the daemon, which may have a server to start.
+const startTime = 30 * time.Second
 
 // AnyUser is the user of a Gate before a daemon that serves all.
 const AnyUser = -1
@@ -65,139 +56,111 @@ type Gate struct {
 	// server, which waits for it, and for it alone.
 	Doubt func(error)
 
-	turn sync.Mutex // of one client at a time, from Prepare until it has spoken with the server
-
-	mu     sync.Mutex
-	open   map[string]int       // connections of a container
-	banned map[string]time.Time // until when
+	turn    sync.Mutex // of one client at a time, from Prepare until it has spoken with the server
+	callers callers
 }
 
-// sourceOf is what tells a process' container from others: its cgroups. Of a process that has gone they are not known.
-func sourceOf(pid int32) string {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	return string(text)
-}
-
-// enter counts a connection of a container, unless it has too many; leave takes it back.
-func (g *Gate) enter(source string) (leave func(), err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.open == nil {
-		g.open, g.banned = map[string]int{}, map[string]time.Time{}
-	}
-	if g.open[source] >= mostOfOne {
-		return nil, fmt.Errorf("its container has %d connections", mostOfOne)
-	}
-	g.open[source]++
-	return func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.open[source]--; g.open[source] == 0 {
-			delete(g.open, source)
-		}
-	}, nil
-}
-
-// ban turns a container away for a while.
-func (g *Gate) ban(source string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.banned[source] = time.Now().Add(banTime)
-}
-
-func (g *Gate) isBanned(source string) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for s, until := range g.banned {
-		if time.Now().After(until) {
-			delete(g.banned, s)
-		}
-	}
-	_, yes := g.banned[source]
-	return yes
+// Alone calls f in a turn of its own, when no client is on its way.
+func (g *Gate) Alone(f func() error) error {
+	g.turn.Lock()
+	defer g.turn.Unlock()
+	return f()
 }
 
 // Serve serves who connects, each with a part of the multiprocessors, until the listener is closed.
 func (g *Gate) Serve(l *net.UnixListener, percent int) error {
-	slots := make(chan struct{}, most)
 	for {
-		slots <- struct{}{}
 		member, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
 		if err != nil { // no descriptors or memory are left, for a moment
-			<-slots
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
+		c, err := g.receive(member)
+		if err != nil {
+			_ = member.Close()
+			g.Refused(err)
+			continue
+		}
 		go func() {
-			defer func() { <-slots }()
-			defer member.Close()
-			if err := g.relay(member, percent); err != nil {
-				g.Refused(err)
+			defer c.leave()
+			if err := g.relay(c, percent); err != nil {
+				g.Refused(fmt.Errorf("%v: %w", c, err))
 			}
 		}()
 	}
 }
 
-// relay serves a connection. The daemon hears of it when the member has said all that it may.
-func (g *Gate) relay(member *net.UnixConn, percent int) error {
+// receive finds out who has connected.
+func (g *Gate) receive(member *net.UnixConn) (*caller, error) {
 	peer, err := peerOf(member)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	bad := func(err error) error { return fmt.Errorf("process %d: %w", peer.Pid, err) }
-	source := sourceOf(peer.Pid)
-	leave, err := g.enter(source)
+	c, err := g.callers.enter(sourceOf(peer.Pid), member)
 	if err != nil {
-		return bad(err)
+		return nil, fmt.Errorf("process %d: %w", peer.Pid, err)
 	}
-	defer leave()
-	_ = member.SetDeadline(time.Now().Add(g.Patience))
-	if err := send(member, hello); err != nil {
+	c.peer = peer
+	return c, nil
+}
+
+// relay serves a connection. The daemon hears of it when the member has said all that it may.
+func (g *Gate) relay(c *caller, percent int) error {
+	_ = c.SetDeadline(time.Now().Add(g.Patience))
+	if err := send(c.UnixConn, hello); err != nil {
 		return nil // it has gone
 	}
 	for i, want := range []string{credentials, isClient} {
-		switch _, err := receive(member, want, 0); {
+		switch _, err := receive(c.UnixConn, want, 0); {
 		case i == 0 && errors.Is(err, io.EOF):
 			return nil // libcuda looks whether there is a daemon
 		case err != nil:
-			return bad(err)
+			return err
 		}
 	}
 	// Not before: who is hung up on without a hello takes it that there is no MPS, and computes by itself.
-	if g.User != AnyUser && int(peer.Uid) != g.User {
-		return bad(fmt.Errorf("user %d: want user %d, whose the domain's server is; run the program as that user", peer.Uid, g.User))
+	if g.User != AnyUser && int(c.peer.Uid) != g.User {
+		return fmt.Errorf("user %d: want user %d, whose the domain's server is; run the program as that user", c.peer.Uid, g.User)
 	}
+	c.hasSpoken()
+	c.of.turn.Lock() // one of each container waits with those of others
+	defer c.of.turn.Unlock()
 	g.turn.Lock()
 	defer g.turn.Unlock()
-	if g.isBanned(source) {
-		return bad(errors.New("a program of its container has been silent just now, which keeps all others waiting"))
+	if g.callers.isBanned(c.source) {
+		return errors.New("a program of its container has been silent just now, which keeps all others waiting")
 	}
 	if err := g.Prepare(percent); err != nil {
-		return bad(fmt.Errorf("its part of %d %% of the multiprocessors: %w", percent, err))
+		return fmt.Errorf("its part of %d %% of the multiprocessors: %w", percent, err)
 	}
+	return g.introduce(c)
+}
+
+// introduce has the daemon and its server know of a client.
+func (g *Gate) introduce(c *caller) error {
 	daemon, end, err := g.register()
 	if err != nil {
-		err = bad(fmt.Errorf("the control daemon: %w", err))
+		err = fmt.Errorf("the control daemon: %w", err)
 		g.Doubt(err)
 		return err
 	}
 	defer daemon.Close()
 	defer unix.Close(end)
-	_ = member.SetDeadline(time.Now().Add(g.Patience))
-	err = send(member, handed, end)
+	_ = c.SetDeadline(time.Now().Add(g.Patience))
+	err = send(c.UnixConn, handed, end)
 	if err == nil {
-		_, err = receive(member, received, 0)
+		_, err = receive(c.UnixConn, received, 0)
 	}
 	if err != nil {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			g.ban(source)
+			g.callers.ban(c.source)
 		}
-		err = bad(fmt.Errorf("has not spoken with the server: %w", err))
+		err = fmt.Errorf("has not spoken with the server: %w", err)
 		_ = daemon.Close() // it waits for that, too
-		g.Doubt(err)
+		g.Doubt(fmt.Errorf("%v %w", c, err))
 		return err
 	}
 	return send(daemon, received)
@@ -211,7 +174,7 @@ func (g *Gate) register() (*net.UnixConn, int, error) {
 	if err != nil {
 		return nil, -1, err
 	}
-	end, err := introduce(daemon)
+	end, err := tell(daemon)
 	if err != nil {
 		_ = daemon.Close()
 		return nil, -1, err
@@ -219,7 +182,8 @@ func (g *Gate) register() (*net.UnixConn, int, error) {
 	return daemon, end, nil
 }
 
-func introduce(daemon *net.UnixConn) (int, error) {
+// tell tells the daemon of a client, in the gate's name.
+func tell(daemon *net.UnixConn) (int, error) {
 	if err := errors.Join(send(daemon, credentials), write(daemon, isClient, nil)); err != nil {
 		return -1, err
 	}

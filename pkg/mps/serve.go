@@ -23,8 +23,10 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 )
 
-// patience is for a process to say what it has to.
-const patience = 5 * time.Second
+const (
+	patience = 5 * time.Second  // for a process to say what it has to
+	look     = 10 * time.Second // how often the server is asked whether it serves
+)
 
 // forAll is the daemon's argument to serve clients of all users. It must be root then, and is: in a user namespace that has no other user.
 const forAll = "-multiuser-server"
@@ -35,7 +37,7 @@ type Server struct {
 	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string // the daemon, in the foreground
 
-	patience time.Duration // 0: patience
+	patience, look time.Duration // 0: those below
 }
 
 // Run starts the daemon and serves its members until it ends, or ctx does; then it is told to quit. It returns how the daemon ended.
@@ -66,12 +68,15 @@ func (s Server) Run(ctx context.Context) error {
 	}
 	d := &control{program: s.Command[0], env: daemon.Env, percent: page.AllParts, patience: cmp.Or(s.patience, patience)}
 	doubted := make(chan error, 1)
+	doubt := func(err error) {
+		select {
+		case doubted <- err:
+		default:
+		}
+	}
 	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Prepare: d.setPercent, Doubt: func(why error) {
-		if err := d.ask(); err != nil {
-			select {
-			case doubted <- fmt.Errorf("the MPS server does not answer (%w), since %w", err, why):
-			default:
-			}
+		if err := d.ask(); err != nil && !errors.Is(err, errFault) { // that may pass
+			doubt(fmt.Errorf("%w, since %w", err, why))
 		}
 	}}
 	stop, err := s.open(g)
@@ -81,6 +86,13 @@ func (s Server) Run(ctx context.Context) error {
 		return err
 	}
 	said.apart()
+	watched, enough := context.WithCancel(ctx)
+	defer enough()
+	go func() {
+		if err := d.watch(watched, cmp.Or(s.look, look), g.Alone); err != nil {
+			doubt(err)
+		}
+	}()
 	select {
 	case err = <-ended:
 	case <-ctx.Done():
@@ -93,6 +105,17 @@ func (s Server) Run(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// processes is how many threads the server's user has at most: NVIDIA's server has one for each client, of which there are 60.
+const processes = 1024
+
+// Bound bounds this process and those that it starts in what members could make them take of the machine. Memory its cgroup bounds.
+func Bound() error {
+	return errors.Join(
+		unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: processes, Max: processes}),
+		unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
+	)
 }
 
 // clear makes the daemon's folder, or empties what an earlier one has left.

@@ -26,13 +26,15 @@ import (
 const (
 	asDaemon = "CGPU_TEST_MPS"
 	asStuck  = "CGPU_TEST_MPS_STUCK" // one whose server does not answer
+	asFault  = "CGPU_TEST_MPS_FAULT" // one whose server takes no more clients
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asDaemon) == "" {
 		os.Exit(m.Run())
 	}
-	if err := mpstest.Program(os.Args[1:], &mpstest.Daemon{Server: tellPercent, Stuck: os.Getenv(asStuck) != ""}); err != nil {
+	d := &mpstest.Daemon{Server: tellPercent, Stuck: os.Getenv(asStuck) != "", Fault: os.Getenv(asFault) != ""}
+	if err := mpstest.Program(os.Args[1:], d); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
 	}
@@ -62,8 +64,8 @@ func started(t *testing.T, command ...string) *running {
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each command, with the race detector
 	dir := t.TempDir()
 	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, patience: time.Minute}
-	if os.Getenv(asStuck) != "" {
-		s.patience = time.Second
+	if os.Getenv(asStuck)+os.Getenv(asFault) != "" {
+		s.patience, s.look = time.Second, 100*time.Millisecond
 	}
 	if err := errors.Join(os.Mkdir(s.Members, 0o755), os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755)); err != nil {
 		t.Fatal(err)
@@ -188,8 +190,30 @@ func TestStuck(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 	log, err := os.ReadFile(filepath.Join(ownOf(r.socket), "daemon.log"))
-	if err != nil || !strings.Contains(string(log), fmt.Sprintf("process %d: has not spoken with the server", os.Getpid())) {
+	who := fmt.Sprintf("process %d ", os.Getpid())
+	if err != nil || !strings.Contains(string(log), who) || !strings.Contains(string(log), "has not spoken with the server") {
 		t.Errorf("the log has %q, %v", log, err)
+	}
+}
+
+// TestWatch: a server that hangs or is in FAULT is ended also where nobody comes, and says why.
+func TestWatch(t *testing.T) {
+	for how, want := range map[string]string{
+		asStuck: "the MPS server does not answer (get_server_",
+		asFault: "the MPS server takes no more clients (FAULT)",
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Setenv(how, "1")
+			r := started(t, os.Args[0], "-f")
+			select {
+			case err := <-r.ended:
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("ended by %v, want %s", err, want)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("it goes on")
+			}
+		})
 	}
 }
 

@@ -247,6 +247,7 @@ func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "m
 const (
 	Members   = "members"
 	Daemon    = "daemon"
+	Ended     = "ended" // a file: why the last server ended, in its own words
 	PipesPath = "/run/cgpu/mps"
 )
 

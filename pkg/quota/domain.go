@@ -13,7 +13,7 @@ func readDomain(q *Quota, s *settings) (err error) {
 		return err
 	}
 	v, err := q.used(s, domain)
-	if err != nil || !v.set {
+	if err != nil || v.value == "" { // as somebody says who does not want that of his image
 		if err == nil && q.Threads != 0 {
 			err = q.refuse("counts in a trust domain only", "set CGPU_DOMAIN too", threads)
 		}

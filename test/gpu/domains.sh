@@ -74,7 +74,7 @@ export CGPU_RUN_DIR=$dir/run CGPU_CONFIG=$dir/cgpu.toml
 
 member a 2GiB true >"$dir/none" 2>&1
 show 'where domains are off: refused' "$dir/none" 3
-printf 'driver = "nvidia"\ndomains = ["a", "b", "c"]\n' >"$dir/cgpu.toml"
+printf 'driver = "nvidia"\ndomains = [{name = "a"}, {name = "b"}, {name = "c"}]\n' >"$dir/cgpu.toml"
 cgpu refresh >/dev/null 2>&1
 card 'before a server'
 begin=$(date +%s%N)
@@ -118,7 +118,9 @@ show 'CUDA IPC from another member' "$dir/ipc2" 2
 run --memory 4GiB -- "$(pipes a)" "$dir/mps" context >"$dir/x1" 2>&1
 show 'a stranger with the pipes of a' "$dir/x1" 3
 member b 2GiB "$(pipes a)" "$dir/mps" context >"$dir/x2" 2>&1
-show 'a member of b with the pipes of a' "$dir/x2" 3
+show 'a member of b with the pipes of a: refused a context of its own' "$dir/x2" 3
+member b 2GiB env -u CUDA_MPS_PIPE_DIRECTORY "$dir/mps" context >"$dir/x3" 2>&1
+show 'a member without the variable: the same' "$dir/x3" 3
 member b 2GiB "$dir/mps" context launch:10 >"$dir/b1" 2>&1
 show 'and with its own' "$dir/b1" 3
 member a 2GiB sh -c 'echo quit | timeout 5 nvidia-cuda-mps-control; ls /run/cgpu/mps' >"$dir/quit" 2>&1
@@ -222,4 +224,4 @@ stop_all
 within 12 sh -c "! grep -q domainServer '$dir/run/ledger.json'"
 say "servers left: $(grep -c domainServer "$dir/run/ledger.json")"
 cgpu events >"$dir/events" 2>&1
-show 'what events say of domains' <(grep -i 'domain' "$dir/events") 6
+show 'what events say of domains' <(grep -i 'domain' "$dir/events") 12

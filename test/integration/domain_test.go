@@ -20,13 +20,13 @@ import (
 )
 
 // domainNode is a node with trust domains, on which cgpu-probe stands for the driver's control daemon and MPS server.
-func domainNode(t *testing.T) {
+func domainNode(t *testing.T, env ...string) {
 	t.Helper()
 	noTrace(t)
-	withConfig(t, `domains = ["team"]`)
+	withConfig(t, `domains = [{name = "team", weight = 3}]`)
 	p := userProgram(t, "cgpu-probe")
 	control := filepath.Join(lab.Bin, "nvidia-cuda-mps-control")
-	if err := os.WriteFile(control, []byte("#!/bin/sh\nexec "+p+" mps-control \"$@\"\n"), 0o755); err != nil {
+	if err := os.WriteFile(control, []byte("#!/bin/sh\nexec env "+strings.Join(env, " ")+" "+p+" mps-control \"$@\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(control) })
@@ -91,8 +91,19 @@ func TestDomain(t *testing.T) {
 	if !ok {
 		t.Fatalf("no server in %+v", records(t))
 	}
-	if out := cgpu(t, "smi"); !strings.Contains(out, server.ID[:12]) {
+	if out := cgpu(t, "smi"); !strings.Contains(out, server.ID[:12]) || !strings.Contains(out, "team (MPS)") ||
+		!strings.Contains(out, "team 30%") {
 		t.Errorf("cgpu smi: %s", out)
+	}
+	if v := server.VGPUs[0]; v.Weight != 3 || server.Name != "mps-team-0" {
+		t.Errorf("the server is %+v", server)
+	}
+	for name, want := range map[string]string{"limits": `Max processes +1024 +1024 `, "oom_score_adj": "^500\n",
+		"status": "NoNewPrivs:\t1\n"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", server.InitPID, name))
+		if err != nil || !regexp.MustCompile(want).Match(text) {
+			t.Errorf("the server's %s: %s, %v", name, text, err)
+		}
 	}
 	// Its own memory and the server's two pieces, at least; nobody gets more than his limit.
 	for _, s := range []*started{all, part} {
@@ -129,6 +140,7 @@ func TestDomainServerKilled(t *testing.T) {
 	if !ok {
 		t.Fatalf("no server in %+v", records(t))
 	}
+	cgpu(t, "set", server.Name, "--weight", "5") // of the domain, and not of this server alone
 	if err := syscall.Kill(server.InitPID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +150,26 @@ func TestDomainServerKilled(t *testing.T) {
 	}
 	next := member(t, "0:0")
 	next.has(t, "part")
-	if again, ok := domainServer(t); !ok || again.Nonce == server.Nonce {
+	if again, ok := domainServer(t); !ok || again.Nonce == server.Nonce || again.VGPUs[0].Weight != 5 {
 		t.Errorf("the server is %+v, %v", again, ok)
 	}
+}
+
+// TestDomainServerFaults: a server that takes no more clients is ended, and an event says why.
+func TestDomainServerFaults(t *testing.T) {
+	domainNode(t, "CGPU_MPS_FAULT=1")
+	first := member(t, "0:0")
+	first.has(t, "part")
+	first.end(t)
+	if out := first.out.String(); !strings.Contains(out, "the MPS server has ended") {
+		t.Errorf("the member says %s", out)
+	}
+	eventually(t, 10*time.Second, func() string {
+		out := cgpu(t, "events")
+		if !strings.Contains(out, "the MPS server of domain team has ended") ||
+			!strings.Contains(out, "why: the MPS server takes no more clients") {
+			return out
+		}
+		return ""
+	})
 }

@@ -240,7 +240,6 @@ func hostilePaused(o hostileOptions) error {
 			{"enable", tryEnable},
 			{"schedule", trySchedule},
 			{"schedule-dup", tryScheduleDup},
-			{"schedule-group-dup", tryScheduleGroupDup},
 			{"new-channels", tryNewChannels},
 			{"free-channel", tryFreeChannel},
 			{"new-groups", tryNewGroups},
@@ -350,30 +349,6 @@ func tryScheduleDup(w *contexts) error {
 				print("schedule_dup=%s", describe(err))
 				break
 			}
-		}
-	}
-	return nil
-}
-
-// tryScheduleGroupDup does it through a second handle of the group, as another client of an MPS server has one.
-func tryScheduleGroupDup(w *contexts) error {
-	o, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer o.close()
-	for _, g := range w.groups {
-		d, err := o.dup(w.c.handle, g)
-		if err != nil {
-			return err
-		}
-		for range 100 {
-			if err := o.schedule(d, false); err != nil {
-				return err
-			}
-		}
-		if _, err := o.channel(d, rm.ChannelEngineTypeGR); err != nil {
-			return err
 		}
 	}
 	return nil

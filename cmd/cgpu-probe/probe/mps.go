@@ -35,11 +35,11 @@ type mpsServer struct {
 	client  *client
 }
 
-// cmdMPSControl stands for nvidia-cuda-mps-control, and for the server that that starts.
+// cmdMPSControl stands for nvidia-cuda-mps-control, and for the server that that starts, which is in FAULT where CGPU_MPS_FAULT is set.
 func cmdMPSControl(args []string) error {
 	args = slices.DeleteFunc(args, func(a string) bool { return a == "-multiuser-server" })
 	var s mpsServer
-	return mpstest.Program(args, &mpstest.Daemon{Server: s.serve})
+	return mpstest.Program(args, &mpstest.Daemon{Server: s.serve, Fault: os.Getenv("CGPU_MPS_FAULT") != ""})
 }
 
 func (s *mpsServer) serve(c *net.UnixConn, percent string) {
@@ -68,15 +68,15 @@ func (s *mpsServer) start() (o offered, err error) {
 	c := s.client
 	o[0] = c.handle
 	c.shareWithUser()
-	space, err := c.addressSpace(0)
-	if err != nil {
+	p := make([]byte, 20)
+	rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeGR)
+	if o[1], err = c.alloc(c.device, c.newHandle(), classGroup, p); err != nil {
 		return o, err
 	}
-	x, err := c.rawContext(space)
-	if err != nil {
+	if _, err = c.computeBelow(o[1]); err != nil {
 		return o, err
 	}
-	if o[1] = x.group; c.schedule(x.group, false) != nil {
+	if c.schedule(o[1], false) != nil {
 		return o, errors.New("the channel group cannot be scheduled")
 	}
 	for i := range 2 {
@@ -157,25 +157,31 @@ func (c *client) join(o offered) error {
 			return err
 		}
 	}
-	space, err := c.addressSpace(0)
+	channel, err := c.computeBelow(group)
 	if err != nil {
 		return err
+	}
+	return c.schedule(channel, true)
+}
+
+// computeBelow makes a channel with a compute object below a group, in an address space of its own.
+func (c *client) computeBelow(group uint32) (channel uint32, err error) {
+	space, err := c.addressSpace(0)
+	if err != nil {
+		return 0, err
 	}
 	p := make([]byte, 12)
 	rm.PutU32(p, rm.ContextShareVASpace, space)
 	share, err := c.alloc(group, c.newHandle(), classContextShare, p)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	p = make([]byte, channelSize)
 	rm.PutU32(p, rm.ChannelContextShare, share)
 	rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeGR)
-	channel, err := c.alloc(group, c.newHandle(), classChannel, p)
-	if err != nil {
-		return err
+	if channel, err = c.alloc(group, c.newHandle(), classChannel, p); err != nil {
+		return 0, err
 	}
-	if _, err := c.alloc(channel, c.newHandle(), classCompute, make([]byte, 16)); err != nil {
-		return err
-	}
-	return c.schedule(channel, true)
+	_, err = c.alloc(channel, c.newHandle(), classCompute, make([]byte, 16))
+	return channel, err
 }

@@ -21,9 +21,9 @@ const firstUser = 2_089_800_000
 
 // folder makes the domain's folder of pipes, unless it is there: members that live have what is in it mounted, whatever becomes of the
 // server. It is root's, so that nothing in it is put in another's place; what is in it is the server's user's, to whom no other folder's
-// belongs. Folders of domains that nobody names are removed.
+// belongs, and no process. Folders of domains that nobody names are removed.
 func (d Domain) folder() (user int, err error) {
-	root := filepath.Join(d.RunDir, "mps")
+	root := root(d.RunDir)
 	path := page.Pipes(d.RunDir, d.UUID, d.Name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // members come by their mounts, and nobody else
 		return 0, err
@@ -33,11 +33,17 @@ func (d Domain) folder() (user int, err error) {
 		return 0, err
 	}
 	defer unlock()
+	if _, err := Evict(d.RunDir); err != nil {
+		return 0, err
+	}
+	taken, err := heldUsers()
+	if err != nil {
+		return 0, err
+	}
 	records, err := ledger.Open(d.RunDir).List()
 	if err != nil {
 		return 0, err
 	}
-	taken := map[int]bool{}
 	dirs, err := filepath.Glob(filepath.Join(root, "*", "*"))
 	if err != nil {
 		return 0, err
@@ -59,6 +65,11 @@ func (d Domain) folder() (user int, err error) {
 	for user = firstUser; taken[user]; user++ {
 	}
 	return user, makeFolder(path, user)
+}
+
+// root is the folder of all domains' folders, each in one of its GPU's.
+func root(runDir string) string {
+	return filepath.Dir(filepath.Dir(page.Pipes(runDir, "uuid", "name")))
 }
 
 // isNamed reports a domain that a record names on a GPU.
@@ -104,6 +115,10 @@ func makeFolder(path string, user int) error {
 		if err := errors.Join(os.Chmod(dir.path, dir.mode), os.Chown(dir.path, dir.user, dir.user)); err != nil { // whatever the umask
 			return err
 		}
+	}
+	ended := filepath.Join(made, page.Ended) // guards read it, who are root without a privilege
+	if err := errors.Join(os.WriteFile(ended, nil, 0o644), os.Chown(ended, user, user)); err != nil {
+		return err
 	}
 	return os.Rename(made, path)
 }

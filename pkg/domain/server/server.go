@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -42,8 +43,12 @@ const (
 // ExitTwice is the exit status of the first where the domain has a server.
 const ExitTwice = 75
 
-// Memory is the server's limit: what it takes for its group and for 60 clients is some 210 MiB on an H200.
-const Memory = 512 * quota.MiB
+// Memory is the server's limit: what it takes for its group and for 60 clients is some 210 MiB on an H200. hostMemory bounds what members
+// can make it take of the host's.
+const (
+	Memory     = 512 * quota.MiB
+	hostMemory = 4 * quota.GiB
+)
 
 // Domain is a trust domain on a GPU.
 type Domain struct{ RunDir, UUID, Name string }
@@ -75,6 +80,9 @@ func (d Domain) Start(within time.Duration) error {
 			}
 		}
 		time.Sleep(pause)
+	}
+	if err := d.abandon(child); err != nil {
+		return err
 	}
 	why := fmt.Sprintf("it does not answer after %v", within)
 	if r, ok, _ := domain.Server(d.RunDir, d.UUID, d.Name); ok {
@@ -130,6 +138,19 @@ func (p *process) ended() (bool, error) {
 	}
 }
 
+// abandon ends one that has reserved nothing, in the driver say: no guard knows of it, and whoever is refused tries again.
+func (d Domain) abandon(p *process) error {
+	if p == nil {
+		return nil
+	}
+	records, err := ledger.Open(d.RunDir).List()
+	if err != nil || slices.ContainsFunc(records, func(r ledger.Record) bool { return r.LauncherPID == p.cmd.Process.Pid }) {
+		return err
+	}
+	_ = p.cmd.Process.Kill()
+	return nil
+}
+
 // clear ends what is left of a server whose guard is gone, without which none of its calls is served, and gives back what was reserved.
 func (d Domain) clear(r ledger.Record, deadline time.Time) error {
 	for {
@@ -152,13 +173,9 @@ func killRun(nonce string) (n int) {
 		if of != nonce {
 			continue
 		}
-		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-		for _, field := range strings.Fields(string(text)) {
-			var pid int
-			if _, err := fmt.Sscan(field, &pid); err == nil && pid > 0 {
-				n++
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			}
+		for _, pid := range processesIn(dir) {
+			n++
+			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
 	return n
@@ -175,7 +192,7 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	if err != nil {
 		return err
 	}
-	control, err := controlProgram(table)
+	control, err := ControlProgram(table)
 	if err != nil {
 		return err
 	}
@@ -187,23 +204,55 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	if err != nil {
 		return err
 	}
-	q := &quota.Quota{Memory: quota.Memory{Fixed: Memory}, NoLimiter: true, Domain: d.Name, DomainServer: true}
-	q.Priority = quota.PriorityDefault
-	q.Visible.IDs = []string{d.UUID}
+	kept, err := d.kept()
+	if err != nil {
+		return err
+	}
+	q := d.quota(table, kept)
 	// By that path whoever may execute the file can, whatever the folders above it allow.
 	const serve = "/proc/self/exe"
-	return runner.Become(runner.Command{Quota: q, Name: "mps-" + d.Name, Guard: []string{self, runner.GuardName},
+	return runner.Become(runner.Command{Quota: q, Name: d.label(table), Paused: kept.Paused, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return err },
-		Run: hostrun.Run{RunDir: d.RunDir, User: hostrun.User{UID: user, GID: user, Groups: []int{user}}, Caller: inherited,
+		Run: hostrun.Run{RunDir: d.RunDir, HostMemory: hostMemory, Caller: inherited,
+			User: hostrun.User{UID: user, GID: user, Groups: []int{user}},
 			Args: []string{serve, ServeName, "--members", filepath.Join(page.PipesPath, page.Members), "--", control, "-f", "-multiuser-server"},
 			Env:  environment(table, control)}})
+}
+
+// label is what people call the server: each GPU has another.
+func (d Domain) label(table *device.Table) string {
+	i := slices.IndexFunc(table.GPUs, func(g device.GPU) bool { return g.UUID == d.UUID })
+	if i < 0 {
+		return "mps-" + d.Name
+	}
+	return fmt.Sprintf("mps-%s-%d", d.Name, table.GPUs[i].Index)
+}
+
+// quota is the server's: the domain's share of the GPU's time as cgpu.toml has it, or as an administrator has set it since.
+func (d Domain) quota(table *device.Table, kept Kept) *quota.Quota {
+	q := &quota.Quota{Memory: quota.Memory{Fixed: Memory}, NoLimiter: true, Domain: d.Name, DomainServer: true}
+	q.Priority = quota.PriorityDefault
+	if of := table.Config.Domain(d.Name); of != nil {
+		q.Weight, q.Percent = of.Weight, of.Percent
+	}
+	if kept.Limit != nil {
+		q.Memory.Fixed = *kept.Limit
+	}
+	if kept.Weight != nil {
+		q.Weight = *kept.Weight
+	}
+	if kept.Percent != nil {
+		q.Percent = *kept.Percent
+	}
+	q.Visible.IDs = []string{d.UUID}
+	return q
 }
 
 // control is the program of NVIDIA's that starts the server proper, which lies beside it.
 const control = "nvidia-cuda-mps-control"
 
-// controlProgram is that of the node's driver, of our own folder, or of PATH.
-func controlProgram(table *device.Table) (string, error) {
+// ControlProgram is that of the node's driver, of our own folder, or of PATH.
+func ControlProgram(table *device.Table) (string, error) {
 	for _, m := range table.Mounts {
 		if filepath.Base(m.Host) == control {
 			return m.Host, nil

@@ -35,6 +35,7 @@ type Daemon struct {
 	Server func(c *net.UnixConn, percent string)
 	Quit   func() // is called when it is told to
 	Stuck  bool   // the server does not answer, and so the daemon does not that asks it
+	Fault  bool   // the server says that it takes nobody
 
 	mu      sync.Mutex
 	heard   []string
@@ -192,6 +193,9 @@ func (d *Daemon) do(line string) string {
 	case len(word) == 2 && word[0] == "get_server_status" && word[1] == serverPID:
 		if d.Stuck {
 			time.Sleep(time.Hour)
+		}
+		if d.Fault {
+			return "FAULT\n"
 		}
 		return "ACTIVE\n"
 	case len(word) == 2 && word[0] == "set_default_active_thread_percentage":
