@@ -287,7 +287,7 @@ var controls = []controlRow{
 	{id: 0x20810111, name: "NV2081_CTRL_20810111", kind: ControlFlat,
 		source: "binary API, opaque to the kernel driver; seen from nvidia-smi on 580.159.04"},
 	{id: 0x208f1105, name: "NV208F_CTRL_CMD_GPU_VERIFY_INFOROM", kind: ControlDeny, source: "ctrl208fgpu.h"},
-	{id: 0x503c0102, name: "NV503C_CTRL_CMD_REGISTER_VA_SPACE", kind: ControlFlat, source: "ctrl503c.h"},
+	{id: 0x503c0102, name: "NV503C_CTRL_CMD_REGISTER_VA_SPACE", kind: ControlPeerMemory, source: "ctrl503c.h"},
 	{id: 0x503c0104, name: "NV503C_CTRL_CMD_REGISTER_VIDMEM", kind: ControlPeerMemory, sizes: []since{{0, 32}}, source: "ctrl503c.h"},
 	{id: 0x503c0105, name: "NV503C_CTRL_CMD_UNREGISTER_VIDMEM", kind: ControlPeerMemory, sizes: []since{{0, 4}}, source: "ctrl503c.h"},
 	{id: 0x506f0105, name: "NV506F_CTRL_CMD_RESET_ISOLATED_CHANNEL", kind: ControlDeny, source: "ctrl506f.h"},
