@@ -42,6 +42,7 @@ const (
 	ControlStreamFree                 // 0xb0cc0106
 	ControlStreamBind                 // 0xb0cc0107
 	ControlStopChannel                // 0xa06f0112: at once, or when the channel is idle
+	ControlPreempt                    // 0xa06c0105: takes a channel group off the GPU until its next turn
 	ControlThermal                    // 0x20800513: a list of instructions
 	ControlBoost                      // 0x2080200a: keeps the clocks up while the client lives
 	ControlHide                       // reads what everybody does; answered with zeros
