@@ -72,7 +72,6 @@ func (g *Guard) checkFree(c *trappedCall) plan {
 
 // recordFree takes an object that a call has freed out of the account.
 func (g *Guard) recordFree(c *trappedCall, handle uint32) {
-	c.lost = true // freed again it would not be found
 	if of := c.locked[0]; of.handle == handle {
 		g.clientGone(of)
 	} else {

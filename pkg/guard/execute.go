@@ -141,6 +141,7 @@ func (c *trappedCall) execute(p plan) reply {
 			p.commit()
 		}
 		if status = c.statusWord(); status == rm.StatusOK {
+			c.once = c.isMadeOnce()
 			return replyDone
 		}
 	} else if p.cancel != nil {

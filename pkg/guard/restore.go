@@ -372,7 +372,7 @@ func (r *restorer) tasks() {
 
 func (r *restorer) saved(v *handover.Saved) *savedCall {
 	g := r.guard
-	s := &savedCall{args: v.Args, rep: reply{resume: v.Resume, errno: syscall.Errno(v.Errno)}, lost: v.Lost, repeated: v.Repeated,
+	s := &savedCall{args: v.Args, rep: reply{resume: v.Resume, errno: syscall.Errno(v.Errno)}, once: v.Lost, repeated: v.Repeated,
 		blocks: v.Blocks, size: v.Size, fd: -1}
 	for i := range v.Out {
 		s.out = append(s.out, savedPart{v.Out[i].Address, v.Out[i].Data})

@@ -380,7 +380,7 @@ func (s *snapshotter) tasks() error {
 }
 
 func savedState(x *savedCall) *handover.Saved {
-	v := &handover.Saved{Args: x.args, Resume: x.rep.resume, Errno: int(x.rep.errno), Lost: x.lost, Repeated: x.repeated, Blocks: x.blocks,
+	v := &handover.Saved{Args: x.args, Resume: x.rep.resume, Errno: int(x.rep.errno), Lost: x.once, Repeated: x.repeated, Blocks: x.blocks,
 		Size: x.size}
 	for i := range x.out {
 		v.Out = append(v.Out, handover.Part{Address: x.out[i].addr, Data: x.out[i].data})

@@ -36,12 +36,13 @@ const (
 	ControlDebugRead                  // 0x83de0315: memory, through a debugger object
 	ControlDebugWrite                 // 0x83de0316
 	ControlRegOps                     // 0x20800122: registers of a channel's own context
-	ControlPeerMemory                 // 0x503c0104, 0x503c0105: device memory for other devices' access, or no longer
+	ControlPeerMemory                 // 0x503c0102, …4, …5: an address space, or device memory, for other devices' access, or no longer
 	ControlCacheFlush                 // 0x2080130e: empties caches of the whole GPU
 	ControlStreamAlloc                // 0xb0cc0105: a stream of a profiler's samples into memory
 	ControlStreamFree                 // 0xb0cc0106
 	ControlStreamBind                 // 0xb0cc0107
 	ControlStopChannel                // 0xa06f0112: at once, or when the channel is idle
+	ControlPreempt                    // 0xa06c0105: takes a channel group off the GPU until its next turn
 	ControlThermal                    // 0x20800513: a list of instructions
 	ControlBoost                      // 0x2080200a: keeps the clocks up while the client lives
 	ControlHide                       // reads what everybody does; answered with zeros

@@ -59,7 +59,7 @@ func attacks() []attack {
 		{name: "nodes", proves: "no node of NVIDIA's gives more than the container's GPUs", run: onGPU(hostileNodes)},
 		{name: "timeslice", proves: "nobody sets his own timeslice", run: onGPU(hostileTimeslice)},
 		{name: "pause", proves: "nobody starts or stops channels that the guard has stopped, nor those of others", run: onGPU(hostilePause)},
-		{name: "preempt", proves: "nobody preempts, or takes compute preemption from a context", run: onGPU(hostilePreempt)},
+		{name: "preempt", proves: "nobody preempts but his own channel groups, or takes compute preemption from a context", run: onGPU(hostilePreempt)},
 		{name: "long-kernel", proves: "a context of long kernels that never asks for compute preemption leaves others their time",
 			run: hostileLongKernel},
 		{name: "graphics", proves: "no context is made that cannot be interrupted, as one that draws cannot", run: onGPU(hostileGraphics)},
