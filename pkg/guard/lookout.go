@@ -5,6 +5,7 @@ package guard
 import (
 	"hash/fnv"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,8 +16,8 @@ import (
 )
 
 // One guard of each GPU looks for all of them (peerpage.Lookout): who has the GPU, as the driver says; which processes outside of all
-// containers have a driver's file; and which containers have used CPU time, without which a program maps nothing. It wakes those whom that
-// concerns. The others sleep for as long as nothing happens.
+// containers have a file of the driver that is not their own; and which containers have used CPU time, without which a program maps
+// nothing. It wakes those whom that concerns. The others sleep for as long as nothing happens.
 
 const (
 	// lookEvery is how often one guard looks.
@@ -232,7 +233,7 @@ func pauseAfter(wait, took time.Duration) time.Duration {
 	return max(wait, min(everywhereShare*took, longestLook), suspectShare*took)
 }
 
-// findSuspects are those outside of all containers that have a file of the driver.
+// findSuspects are those outside of all containers that have a file of the driver which may be a container's.
 func (g *Guard) findSuspects() (list []outsider) {
 	b := g.findShelters()
 	for pid := range processNumbers() {
@@ -242,19 +243,24 @@ func (g *Guard) findSuspects() (list []outsider) {
 			continue
 		}
 		start, err := ledger.ProcStart(pid)
-		if who := (outsider{PID: pid, Start: start}); err == nil && !b.shelters(who, namespace) && g.hasDriverFile(pid) {
+		if who := (outsider{PID: pid, Start: start}); err == nil && !b.shelters(who, namespace) && g.hasForeignFile(pid) {
 			list = append(list, who)
 		}
 	}
 	return list
 }
 
-// hasDriverFile reports that a process has one.
-func (g *Guard) hasDriverFile(pid int) (found bool) {
+// hasForeignFile reports that a process has a file of the driver that was not opened through a mount which it sees, as one has that somebody
+// sent it: a mount is of one namespace.
+func (g *Guard) hasForeignFile(pid int) (found bool) {
+	var mounts []int
 	eachTable(pid, &g.nodes, func(fd int, _ place) bool {
+		if mounts == nil {
+			mounts = mountsOf(pid)
+		}
+		found = !slices.Contains(mounts, mountOf(fd))
 		_ = unix.Close(fd)
-		found = true
-		return false
+		return !found
 	})
 	return found
 }

@@ -89,6 +89,9 @@ func (l *Lookout) Elect(now time.Duration) (bool, error) {
 	if l.Leads() {
 		return true, nil
 	}
+	if l.led(now) {
+		return false, nil
+	}
 	file, err := os.OpenFile(l.path, os.O_RDWR, 0)
 	if err != nil {
 		return false, err
@@ -97,12 +100,18 @@ func (l *Lookout) Elect(now time.Duration) (bool, error) {
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
 		return false, err
 	}
-	if _, until, ok := l.Leader(); ok && now < until+lookGrace && until < now+longestPause {
+	if l.led(now) { // since
 		return false, nil
 	}
 	l.store32(offLooker, uint32(l.Place()))
 	l.Looks(now + lookGrace)
 	return true, l.Lead()
+}
+
+// led reports that somebody looks, and is not late.
+func (l *Lookout) led(now time.Duration) bool {
+	_, until, ok := l.Leader()
+	return ok && now < until+lookGrace && until < now+longestPause
 }
 
 // longestPause is what nobody says that his next look is off; a later time is from before a reboot.
