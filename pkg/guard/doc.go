@@ -45,7 +45,7 @@
 //	another guard      books.go (what is written down), flight.go (calls under way), keep.go (the keeper), revive.go (a guard of the books),
 //	                   rise.go, takeback.go (what was under way)
 //	ends               teardown.go (channels, UVM address spaces), sweep.go (files that are closed), sentfds.go (files sent out of the
-//	                   container), belongings.go (what is the container's)
+//	                   container), lookout.go (one guard looks for all), belongings.go (what is the container's)
 //
 // Packages beside it: journal and keeper (what outlives this process),
 // guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one), handover (its state as

@@ -168,7 +168,9 @@ func newGuard(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		files:      &fileTable{self: os.Getpid()},
 		events:     event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		slowBucket: slowCalls(), rootPatience: rootPatience,
-		bill: newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
+		bill:    newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
+		sentFDs: sentFDs{members: make(chan struct{}, 1), look: make(chan struct{}, 1)},
+		managed: managed{ran: make(chan struct{}, 1)},
 	}
 	for _, x := range cfg.GPUs {
 		id, err := identify(x.BusID, x.Minor)

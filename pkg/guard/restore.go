@@ -401,8 +401,7 @@ func (r *restorer) outside() {
 	for _, x := range v.Clean {
 		o.clean[outsider{PID: x.PID, Start: x.Start}] = true
 	}
-	o.everywhere, o.suspectAfter, o.asleep = unixTime(v.Everywhere), unixTime(v.SuspectAfter), unixTime(v.Asleep)
-	o.cpu, o.awake = time.Duration(v.CPU), v.Awake
+	o.everywhere, o.suspectAfter = unixTime(v.Everywhere), unixTime(v.SuspectAfter)
 }
 
 func (r *restorer) bill() {

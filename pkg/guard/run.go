@@ -145,6 +145,37 @@ func (g *Guard) watchLauncher() {
 	}
 }
 
+// serving: the container is not over.
+func (g *Guard) serving() bool {
+	select {
+	case <-g.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// pause waits, until the container is over at most.
+func (g *Guard) pause(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-g.done:
+	case <-timer.C:
+	}
+}
+
+// kick wakes who waits on a channel with room for one.
+func kick(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
 func (g *Guard) endContainer() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

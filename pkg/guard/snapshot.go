@@ -489,8 +489,7 @@ func (s *snapshotter) outside() {
 		}
 	}
 	slices.SortFunc(v.Clean, func(p, q handover.Outsider) int { return cmp.Compare(p.PID, q.PID) })
-	v.Everywhere, v.SuspectAfter, v.Asleep = unixNano(o.everywhere), unixNano(o.suspectAfter), unixNano(o.asleep)
-	v.CPU, v.Awake = int64(o.cpu), o.awake
+	v.Everywhere, v.SuspectAfter = unixNano(o.everywhere), unixNano(o.suspectAfter)
 }
 
 func (g *Guard) billState() handover.Bill {

@@ -507,6 +507,36 @@ func TestHighService(t *testing.T) {
 	}
 }
 
+// TestServiceBesideTiny: a service with requests of 2 ms at random that needs less than its part, beside a program of the same weight with
+// kernels of 40 µs. Their turns are no shorter for these kernels: neither the service nor the program has less than by the driver's own
+// slices, but for what switches take, and one request of a hundred.
+func TestServiceBesideTiny(t *testing.T) {
+	run := func(seed uint64, ours bool) (waits []time.Duration, tiny float64) {
+		w := newWhole(0.15)
+		client, other := w.add(weight(1)).service(seed, 10*ms, 2*ms), w.add(weight(1)).loop(40*us, 8*us)
+		if !ours {
+			w.tick = never
+			client.groups[0].SetTimeslice(sched.NativeTimeslice)
+			other.groups[0].SetTimeslice(sched.NativeTimeslice)
+		}
+		w.run(2 * time.Second)
+		client.waits = nil
+		m := w.measure(8 * time.Second)
+		slices.Sort(client.waits)
+		return client.waits, m.parts[1]
+	}
+	for seed := range uint64(5) {
+		plain, less := run(seed, false)
+		waits, got := run(seed, true)
+		of := func(w []time.Duration, percent int) time.Duration { return w[len(w)*percent/100].Round(100 * us) }
+		t.Logf("p50 %v (driver's default %v), p99 %v (%v), the other has %.1f (%.1f) %%", of(waits, 50), of(plain, 50), of(waits, 99), of(plain, 99),
+			got, less)
+		if of(waits, 50) > of(plain, 50)*11/10 || of(waits, 99) > 3*of(plain, 99) || got < less-4 {
+			t.Errorf("seed %d: p50 %v, p99 %v, the other has %.1f %%", seed, of(waits, 50), of(waits, 99), got)
+		}
+	}
+}
+
 // TestHigh: a client of high priority, with a kernel of 0.137 ms 2 ms after each answer, beside hogs of best effort; then it is idle and
 // has one request. The aims (p99 200 and 250 µs) are less than the kernel and one switch take.
 func TestHigh(t *testing.T) {

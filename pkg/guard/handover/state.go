@@ -404,9 +404,6 @@ type Outside struct {
 	Clean        []Outsider `json:"clean,omitempty"`
 	Everywhere   int64      `json:"everywhere,omitempty"`
 	SuspectAfter int64      `json:"suspectAfter,omitempty"`
-	Asleep       int64      `json:"asleep,omitempty"`
-	CPU          int64      `json:"cpu,omitempty"`
-	Awake        bool       `json:"awake,omitempty"`
 }
 
 // Outsider is a process.

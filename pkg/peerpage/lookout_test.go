@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package peerpage
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+)
+
+func joinAs(t *testing.T, dir string, member uint64, folder string) *Lookout {
+	t.Helper()
+	l, err := JoinLookout(dir, testGPU, member, folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	return l
+}
+
+// nobody is the number of no process.
+const nobody = 1<<31 - 2
+
+// TestElect: who looks, and who takes over from whom.
+func TestElect(t *testing.T) {
+	dir := t.TempDir()
+	a, b := joinAs(t, dir, 1, "/a"), joinAs(t, dir, 2, "/b")
+	now := time.Hour
+	for _, c := range []struct {
+		what   string
+		before func()
+		of     *Lookout
+		want   bool
+	}{
+		{"the first", func() {}, a, true},
+		{"the same once more", func() {}, a, true},
+		{"another one at once", func() {}, b, false},
+		{"another one while the first is in time", func() { a.Looks(now + 3*time.Second); now += 3*time.Second + lookGrace - 1 }, b, false},
+		{"the first is late", func() { now++ }, b, true},
+		{"the first comes back", func() {}, a, false},
+		{"the second has resigned", b.Resign, a, true},
+		{"the first has ended", func() { a.Looks(now + time.Minute); a.store32(offLeader, nobody) }, b, true},
+		{"what another process with its number had said", func() { b.Looks(now + time.Minute); b.store64(offSince, 1) }, a, true},
+		{"a promise from before a reboot", func() { a.Looks(now + longestPause) }, b, true},
+	} {
+		c.before()
+		if got, err := c.of.Elect(now); err != nil || got != c.want || c.of.Leads() != c.want {
+			t.Errorf("%s: %v, %v, leads %v; want %v", c.what, got, err, c.of.Leads(), c.want)
+		}
+	}
+}
+
+// TestElectAtOnce: of many that find nobody exactly one looks.
+func TestElectAtOnce(t *testing.T) {
+	dir, results := t.TempDir(), make(chan bool)
+	for i := range 16 {
+		l := joinAs(t, dir, uint64(i), "")
+		go func() {
+			mine, err := l.Elect(time.Hour)
+			if err != nil {
+				t.Error(err)
+			}
+			results <- mine
+		}()
+	}
+	n := 0
+	for range 16 {
+		if <-results {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d look", n)
+	}
+}
+
+// TestLookoutPlaces: the program that goes on in the place of another one of the same process has its guard's place; of two guards each
+// has its own.
+func TestLookoutPlaces(t *testing.T) {
+	dir := t.TempDir()
+	a, b := joinAs(t, dir, 1, "/a"), joinAs(t, dir, 2, "/b")
+	again := joinAs(t, dir, 1, "/c")
+	if a.Place() == b.Place() || again.Place() != a.Place() {
+		t.Errorf("places %d, %d, again %d", a.Place(), b.Place(), again.Place())
+	}
+	folders := ""
+	for m := range b.Members() {
+		folders += m.Folder
+	}
+	if folders != "/c/b" {
+		t.Errorf("the members' folders are %q", folders)
+	}
+	if _, err := JoinLookout(dir, testGPU, 3, strings.Repeat("x", maxFolder+1)); err == nil {
+		t.Error("a name that has no room is cut")
+	}
+}
+
+// TestNews: who is told what, and how often.
+func TestNews(t *testing.T) {
+	dir := t.TempDir()
+	a, b := joinAs(t, dir, 1, ""), joinAs(t, dir, 2, "")
+	awaits := func() (of string) {
+		for m := range a.Members() {
+			of += map[bool]string{true: "x", false: "-"}[m.Awaits]
+		}
+		return of
+	}
+	b.AwaitRan()
+	if got := awaits(); got != "-x" {
+		t.Errorf("who waits: %s", got)
+	}
+	before, other := b.Rung(), a.Rung()
+	a.Wake(b.Place(), Ran)
+	if awaits() != "--" || b.Rung() == before || a.Rung() != other {
+		t.Errorf("who waits when he was told: %s", awaits())
+	}
+	a.WakeAll(Outsiders)
+	if got := b.News(); got != Ran|Outsiders {
+		t.Errorf("news %b", got)
+	}
+	if a.News() != Outsiders || a.News() != 0 || b.News() != 0 {
+		t.Error("news are not told once")
+	}
+}
+
+// TestLookoutBounds: whatever the words are, what comes out is in bounds.
+func TestLookoutBounds(t *testing.T) {
+	l := joinAs(t, t.TempDir(), 1, "/a")
+	for range 100 {
+		for off := entrySize; off < 8*entrySize; off += 8 {
+			l.u64(off).Store(rand.Uint64() >> rand.IntN(64))
+		}
+		l.u32(offUsed).Store(rand.Uint32())
+		for m := range l.Members() {
+			if m.Place < 1 || m.Place > Entries || len(m.Folder) > maxFolder {
+				t.Fatalf("%d, %d bytes", m.Place, len(m.Folder))
+			}
+		}
+		if turn := l.Turn(); turn < lookTurn || turn > Entries*lookTurn {
+			t.Fatal(turn)
+		}
+	}
+}
