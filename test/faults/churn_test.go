@@ -49,13 +49,13 @@ func asked(t *testing.T) churn {
 	return c
 }
 
-// lives are what containers do; each also computes.
+// lives are what containers do, again after $PAUSE seconds; each also computes.
 var lives = []string{
 	"cgpu-probe hold 32MiB",
-	"while :; do cgpu-probe alloc 16MiB; busybox sleep 0.5; done",
+	"while :; do cgpu-probe alloc 16MiB; busybox sleep $PAUSE; done",
 	"cgpu-probe alloc 256MiB; cgpu-probe hold 32MiB",                             // one is refused
 	"cgpu-probe alloc 16MiB & cgpu-probe hold 32MiB & busybox sleep 2",           // ends by itself
-	"while :; do cgpu-probe hold 16MiB 1 & busybox sleep 0.7; done",              // clients that come and go
+	"while :; do cgpu-probe hold 16MiB 1 & busybox sleep $PAUSE; done",           // clients that come and go
 	"cgpu-probe hold 16MiB & busybox sleep 1; kill -9 $!; cgpu-probe hold 16MiB", // killed with memory
 }
 
@@ -67,9 +67,10 @@ func TestChurn(t *testing.T) {
 	kept := fmt.Sprintf("keeper = %v", c.over > 0 || random.IntN(2) == 0)
 	t.Logf("seed %#x, %s", seed, kept)
 	n := newNode(t, "max_inst = 64", kept)
+	pause := fmt.Sprintf("PAUSE=%.1f", max(0.5, float64(c.containers)/16)) // or 64 leave a small machine no time for anything else
 	for i := range lives {
 		for gpu, on := range []string{onFirst, onSecond} {
-			n.bundle(t, fmt.Sprintf("life%d-%d", i, gpu), "cgpu-probe work --for 24h >/dev/null & "+lives[i], "CGPU_MEM=128MiB", on)
+			n.bundle(t, fmt.Sprintf("life%d-%d", i, gpu), "cgpu-probe work --for 24h >/dev/null & "+lives[i], "CGPU_MEM=128MiB", pause, on)
 		}
 	}
 	n.bundle(t, "plain", "busybox true") // no quota: what the low-level runtime alone takes
