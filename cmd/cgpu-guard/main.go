@@ -117,6 +117,8 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 	bad := func(err error) (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 		return nil, sockets, cfg, nil, err
 	}
+	// What json learns of the type it learns while nobody waits: cgpu-runtime is still reading the node's table and the ledger.
+	_ = json.Unmarshal([]byte("{}"), new(guard.Config))
 	b, err := io.ReadAll(io.LimitReader(os.Stdin, maxConfig))
 	if err != nil {
 		return bad(fmt.Errorf("read the configuration: %w", err))
