@@ -3,8 +3,6 @@
 package guard
 
 import (
-	"time"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -148,20 +146,17 @@ func (g *Guard) checkStopChannel(c *trappedCall) plan {
 }
 
 // checkPreempt: libcuda takes the groups of a context off the GPU before it ends it (cuCtxDestroy). Kernels are stopped in the middle, so
-// that takes less than a millisecond; a context that draws would be waited for with the driver's locks held. Without a wait a second one
-// has undefined results (ctrla06c.h).
+// that takes less than a millisecond; a context that draws would be waited for with the driver's locks held. It waits for as long as is
+// paid for: the driver lets callers choose up to a second, and without a wait a second one has undefined results (ctrla06c.h).
 func (g *Guard) checkPreempt(c *trappedCall) plan {
 	client, group := c.controlClient(), c.controlObject()
-	if !g.account.isGroup(client, group) || g.account.preemptionOf(client, group).draws {
+	if x := g.account.preemptionOf(client, group); !g.account.isGroup(client, group) || x.context && x.runs && !x.preempts {
 		return answer(c.deny(rm.StatusNotSupported, "preempt", "denied NVA06C_CTRL_CMD_PREEMPT of a group that draws, or of what is no group"))
 	}
 	c.params[rm.PreemptGroupWait], c.params[rm.PreemptGroupManual] = 1, 1
-	rm.PutU32(c.params, rm.PreemptGroupTimeout, uint32(preemptTimeout.Microseconds()))
+	rm.PutU32(c.params, rm.PreemptGroupTimeout, uint32(c.control.HoldsLocks.Microseconds()))
 	return plan{ask: true, done: func() { copy(c.params, c.before[1]) }}
 }
-
-// preemptTimeout is far beyond what a switch takes. The driver lets callers choose up to a second.
-const preemptTimeout = 100 * time.Millisecond
 
 // checkThermal lets instructions pass that ctrl2080thermal.h has: they ask for sensors and what those read.
 func (g *Guard) checkThermal(c *trappedCall) plan {

@@ -27,8 +27,10 @@ func TestPreemptGroup(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			d := &fakeDriver{}
 			g := withClient(newFakeGuard(t, d))
-			g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, kind: rm.ClassTSG, class: classChannelGroup, gpu: noGPU,
-				draws: x.draws}, noGPU, 0, 0)
+			g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, kind: rm.ClassTSG, class: classChannelGroup, gpu: noGPU},
+				noGPU, 0, 0)
+			of := g.account.clients[fakeClient].objects[group].group
+			of.context, of.draws, of.scheduled = x.draws, x.draws, x.draws
 			var seen []byte
 			d.reset(func(call *rm.Call) { seen = slices.Clone(call.Blocks[0].Data) })
 			p := slices.Clone(x.params)
@@ -37,7 +39,7 @@ func TestPreemptGroup(t *testing.T) {
 			if rep := c.escape(rm.EscControl, o, p); rep != replyDone || rm.U32(o, rm.ControlStatus) != x.status {
 				t.Fatalf("%+v, status %s", rep, rm.StatusName(rm.U32(o, rm.ControlStatus)))
 			}
-			if want := []byte{1, 1, 0, 0, 0xa0, 0x86, 1, 0}; x.status == rm.StatusOK && !slices.Equal(seen, want) {
+			if want := []byte{1, 1, 0, 0, 0x88, 0x13, 0, 0}; x.status == rm.StatusOK && !slices.Equal(seen, want) {
 				t.Errorf("the driver is asked for %v, want %v", seen, want)
 			}
 			if x.status != rm.StatusOK && seen != nil {

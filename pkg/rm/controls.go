@@ -327,7 +327,7 @@ var controls = []controlRow{
 	{id: 0xa06c0102, name: "NVA06C_CTRL_CMD_BIND", kind: ControlFlat, source: "ctrla06c.h"},
 	{id: 0xa06c0103, name: "NVA06C_CTRL_CMD_SET_TIMESLICE", kind: ControlSwallow, sizes: []since{{0, 8}}, source: "ctrla06c.h"},
 	{id: 0xa06c0104, name: "NVA06C_CTRL_CMD_GET_TIMESLICE", kind: ControlFlat, sizes: []since{{0, 8}}, source: "ctrla06c.h"},
-	{id: 0xa06c0105, name: "NVA06C_CTRL_CMD_PREEMPT", kind: ControlPreempt, locks: 300 * time.Microsecond, sizes: []since{{0, 8}},
+	{id: 0xa06c0105, name: "NVA06C_CTRL_CMD_PREEMPT", kind: ControlPreempt, locks: 5 * time.Millisecond, sizes: []since{{0, 8}},
 		source: "ctrla06c.h"},
 	{id: 0xa06c0106, name: "NVA06C_CTRL_CMD_GET_INFO", kind: ControlFlat, sizes: []since{{0, 4}}, source: "ctrla06c.h"},
 	{id: 0xa06c0107, name: "NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL", kind: ControlDeny, source: "ctrla06c.h"},
