@@ -184,7 +184,9 @@ func (g *Guard) lookForAll(x *lookout) {
 func (g *Guard) newHolders(x *lookout) (news bool) {
 	told := map[outsider]bool{}
 	var b *belongings
-	for _, who := range g.holdersOn(x) {
+	list, ok := g.holdersOn(x)
+	news = !ok // another guard may be told
+	for _, who := range list {
 		told[who] = true
 		if x.told[who] {
 			continue
