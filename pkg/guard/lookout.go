@@ -252,8 +252,8 @@ func (g *Guard) findSuspects() (list []outsider) {
 	return list
 }
 
-// hasForeignFile reports that a process has a file of the driver that was not opened through a mount which it sees, as one has that somebody
-// sent it: a mount is of one namespace.
+// hasForeignFile reports that a process has a file of the driver that was not opened through a mount which it sees, as one has that
+// somebody sent it: a mount is of one namespace.
 func (g *Guard) hasForeignFile(pid int) (found bool) {
 	var mounts []int
 	eachTable(pid, &g.nodes, func(fd int, _ place) bool {

@@ -43,7 +43,8 @@ func (w *watchers) lookout(i int) *lookout { return w.guards[i].sentFDs.lookouts
 // run has a container use CPU time.
 func (w *watchers) run(i, until int) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.guards[i].cgroups.cpu, "cpu.stat"), fmt.Append(nil, "usage_usec ", until, "\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.guards[i].cgroups.cpu, "cpu.stat"),
+		fmt.Append(nil, "usage_usec ", until, "\n"), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
 }
