@@ -184,7 +184,9 @@ func (g *Guard) lookForAll(x *lookout) {
 func (g *Guard) newHolders(x *lookout) (news bool) {
 	told := map[outsider]bool{}
 	var b *belongings
-	for _, who := range g.holdersOn(x) {
+	list, ok := g.holdersOn(x)
+	news = !ok // another guard may be told
+	for _, who := range list {
 		told[who] = true
 		if x.told[who] {
 			continue
@@ -250,8 +252,8 @@ func (g *Guard) findSuspects() (list []outsider) {
 	return list
 }
 
-// hasForeignFile reports that a process has a file of the driver that was not opened through a mount which it sees, as one has that somebody
-// sent it: a mount is of one namespace.
+// hasForeignFile reports that a process has a file of the driver that was not opened through a mount which it sees, as one has that
+// somebody sent it: a mount is of one namespace.
 func (g *Guard) hasForeignFile(pid int) (found bool) {
 	var mounts []int
 	eachTable(pid, &g.nodes, func(fd int, _ place) bool {

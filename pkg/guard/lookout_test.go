@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/peerpage"
 )
 
 // watchers are guards of one GPU, each with how often it asked the driver and how often it was woken.
@@ -41,7 +43,8 @@ func (w *watchers) lookout(i int) *lookout { return w.guards[i].sentFDs.lookouts
 // run has a container use CPU time.
 func (w *watchers) run(i, until int) {
 	w.t.Helper()
-	if err := os.WriteFile(filepath.Join(w.guards[i].cgroups.cpu, "cpu.stat"), fmt.Append(nil, "usage_usec ", until, "\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.guards[i].cgroups.cpu, "cpu.stat"),
+		fmt.Append(nil, "usage_usec ", until, "\n"), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -144,6 +147,17 @@ func TestRan(t *testing.T) {
 	}
 }
 
+// TestSilentDriver: where the one that looks gets no answer the others are woken, to ask themselves.
+func TestSilentDriver(t *testing.T) {
+	w := newWatchers(t, 3)
+	w.guards[0].sentFDs.pids, w.lookout(0).gpu = nil, 7 // its client has no such GPU
+	w.want("no answer", 4, 4)
+	w.guards[1].checkOutsiders()
+	if w.asked[1] == 0 {
+		t.Error("another guard did not ask")
+	}
+}
+
 // TestSheltered: that a process of a container's has the GPU now wakes nobody.
 func TestSheltered(t *testing.T) {
 	w := newWatchers(t, 3)
@@ -155,4 +169,41 @@ func TestSheltered(t *testing.T) {
 	reserveOther(t, w.guards[0], ledger.Record{Socket: "s", InitPID: inside.pid(), InitStart: start})
 	w.pids = []int{inside.pid(), newStranger(t, false, fakeControl).pid()}
 	w.want("processes of a container and of the host", 5, 0)
+}
+
+// TestMapsAtRest: while its container uses no CPU time a guard does not look at memory maps, and each time that it is told of some it does.
+func TestMapsAtRest(t *testing.T) {
+	w := newWatchers(t, 1)
+	g, page := w.guards[0], w.lookout(0).page
+	looks := make(chan struct{}, 100)
+	g.cfg.Settings.Managed = device.ManagedLimit
+	g.cgroups.cpu = "" // not told: each look reads the maps
+	g.managed.watching, g.managed.ran = true, make(chan struct{}, 1)
+	g.managed.procs = map[int][]span{1: nil}
+	g.managed.pids = func() []int { looks <- struct{}{}; return nil }
+	g.account.clients[1] = &client{}
+	g.managed.looker.Store(page)
+	ended := make(chan struct{})
+	go func() { g.watchMaps(); close(ended) }()
+	go g.hear(w.lookout(0))
+	for range 3 {
+		eventually(t, "it waits to be told", func() bool {
+			for m := range page.Members() {
+				return m.Awaits
+			}
+			return false
+		})
+		if len(looks) != 0 {
+			t.Fatal("it looks without a reason")
+		}
+		page.Wake(page.Place(), peerpage.Ran)
+		select {
+		case <-looks:
+		case <-time.After(patience):
+			t.Fatal("it does not look")
+		}
+	}
+	close(g.done)
+	w.lookout(0).leave()
+	<-ended
 }

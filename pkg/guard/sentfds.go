@@ -261,23 +261,22 @@ func (g *Guard) gpuHolders() (list []outsider) {
 		return started(g.gpuPids())
 	}
 	for _, x := range g.sentFDs.lookouts {
-		list = append(list, g.holdersOn(x)...)
+		some, _ := g.holdersOn(x)
+		list = append(list, some...)
 	}
 	return list
 }
 
-// holdersOn lists who has one of them, as one guard of it was told by the driver a moment ago.
-func (g *Guard) holdersOn(x *lookout) []outsider {
+// holdersOn lists who has one of them, as one guard of it was told by the driver a moment ago. False: the driver does not tell.
+func (g *Guard) holdersOn(x *lookout) ([]outsider, bool) {
 	ask := func() ([]outsider, bool) {
 		pids, ok := g.pidsOn(x.gpu)
 		return started(pids), ok
 	}
 	if x.holders == nil {
-		list, _ := ask()
-		return list
+		return ask()
 	}
-	list, _ := x.holders.Get(gpusched.Monotonic(), holdersAge, ask)
-	return list
+	return x.holders.Get(gpusched.Monotonic(), holdersAge, ask)
 }
 
 // started are those processes that live, with their starts.
