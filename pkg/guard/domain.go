@@ -72,15 +72,21 @@ func (g *Guard) killAll() {
 	}
 }
 
-// noteDomainEnd tells of a server that ended before its members, whose contexts are gone with it.
+// noteDomainEnd tells of a server that ended before its members, whose contexts are gone with it, or that says why it ended: its members
+// may have gone in the same moment.
 func (g *Guard) noteDomainEnd() {
-	if g.cfg.DomainServer && g.domainHasMembers() {
-		x := g.cfg.GPUs[0]
-		text := fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",
-			g.cfg.Domain)
-		if why := domain.Ended(g.cfg.RunDir, x.UUID, g.cfg.Domain); why != "" {
-			text += "; why: " + why
-		}
-		g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}, Text: text})
+	if !g.cfg.DomainServer {
+		return
 	}
+	x := g.cfg.GPUs[0]
+	why := domain.Ended(g.cfg.RunDir, x.UUID, g.cfg.Domain)
+	if why == "" && !g.domainHasMembers() {
+		return
+	}
+	text := fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",
+		g.cfg.Domain)
+	if why != "" {
+		text += "; why: " + why
+	}
+	g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}, Text: text})
 }

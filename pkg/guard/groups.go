@@ -11,7 +11,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// channelGroup is a channel group. The one of a trust domain's MPS server has handles in all clients (RM_DUP_OBJECT, lend.go): each handle has channels of its own below it, and what becomes of the group is the same under all. The account is locked.
+// channelGroup is a channel group. The one of a trust domain's MPS server has handles in all clients (RM_DUP_OBJECT, lend.go): each handle
+// has channels of its own below it, and what becomes of the group is the same under all. The account is locked.
 type channelGroup struct {
 	number    int // which no other has or will have, under no guard
 	handles   map[*object]*client

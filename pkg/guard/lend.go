@@ -199,8 +199,8 @@ func (a *account) roomBelowLent(client, parent uint32, class rm.Class) bool {
 // denyOwnContext refuses a member's container a context outside of its domain's server, for which it would have a share of the GPU's time
 // beside the domain's. A program makes one where it does not find the server's pipes.
 func (g *Guard) denyOwnContext(c *trappedCall) plan {
-	text := fmt.Sprintf("denied a CUDA context: a member of trust domain %q computes through the domain's MPS server alone, which CUDA finds by "+
-		"CUDA_MPS_PIPE_DIRECTORY=%s; leave that variable as it is in the container, or leave CGPU_DOMAIN (--domain) out", g.cfg.Domain,
+	text := fmt.Sprintf("denied a CUDA context: a member of trust domain %q computes through the domain's MPS server alone, which CUDA "+
+		"finds by CUDA_MPS_PIPE_DIRECTORY=%s; leave that variable as it is in the container, or leave CGPU_DOMAIN (--domain) out", g.cfg.Domain,
 		page.PipesPath)
 	g.events.Note(event.Event{Kind: event.Warning, PID: c.task.proc.tgid, Text: text})
 	return answer(c.deny(rm.StatusNotSupported, "owncontext", text))
@@ -301,5 +301,6 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 		l.answer.Class, l.answer.Size, l.answer.Length, l.answer.Page = classVidmem, o.charge.size, o.charge.length, o.charge.page
 		return l, nil
 	}
-	return l, fmt.Errorf("it is neither a channel group with a context, whose channels have context shares, nor device memory (class %s)", rm.ClassName(o.class))
+	return l, fmt.Errorf("it is neither a channel group with a context, whose channels have context shares, nor device memory (class %s)",
+		rm.ClassName(o.class))
 }

@@ -74,13 +74,14 @@ func (g *Guard) renew(nonce string, l api.Loans) (lost []int, err error) {
 	return api.Renew(server, l)
 }
 
-// endLoans frees the RM clients with groups that are the server's no more. For a program its context is lost then, as it is where the server
-// has ended.
+// endLoans frees the RM clients with groups that are the server's no more. For a program its context is lost then, as it is where the
+// server has ended.
 func (g *Guard) endLoans(nonce string, groups []int, why error) {
 	g.logOnce("loanover"+nonce, "RM clients are freed: they have a channel group that the domain's MPS server has no more", "server", nonce,
 		"err", why)
-	g.events.Note(event.Event{Kind: event.Warning, Text: fmt.Sprintf("CUDA contexts are ended: the MPS server of domain %s that they were made "+
-		"by is gone; start the program again, and the next member to start starts the server", g.cfg.Domain)})
+	g.events.Note(event.Event{Kind: event.Warning,
+		Text: fmt.Sprintf("CUDA contexts are ended: the MPS server of domain %s that they were made "+
+			"by is gone; start the program again, and the next member to start starts the server", g.cfg.Domain)})
 	g.chargeTime(func() {
 		g.killClients(func(c *client) bool { // the account is locked
 			for _, o := range c.groups {

@@ -45,7 +45,8 @@ func TestMemberBound(t *testing.T) {
 	_, _, _, _, _ = r.joined() // and another member has its part
 }
 
-// TestMemberControls: what reaches a context as a whole is not for members, on whatever object; nor are profilers, whatever the node allows.
+// TestMemberControls: what reaches a context as a whole is not for members, on whatever object; nor are profilers, whatever the node
+// allows.
 func TestMemberControls(t *testing.T) {
 	for _, domain := range []string{"", "team"} {
 		g := withClient(newFakeGuard(t, answering(0, nil)))

@@ -126,8 +126,8 @@ func TestReviewDupContextShare(t *testing.T) {
 	}
 }
 
-// TestReviewOrphanOfDead: the process that was lent a group has ended, a child of its goes on with the client. When the server has ended the
-// group, the client's channels are off for good.
+// TestReviewOrphanOfDead: the process that was lent a group has ended, a child of its goes on with the client. When the server has ended
+// the group, the client's channels are off for good.
 func TestReviewOrphanOfDead(t *testing.T) {
 	r := newDomain(t, "team")
 	m, c, own, _, _ := r.joined()

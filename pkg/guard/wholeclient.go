@@ -93,7 +93,8 @@ func (g *Guard) hasOthersChannels(x *channelGroup) bool {
 	return x != nil && (x.lent() || x.shared && g.cfg.DomainServer)
 }
 
-// endShared ends the clients with such groups, where a root alloc went elsewhere: nobody could find the channel that it may have made there.
+// endShared ends the clients with such groups, where a root alloc went elsewhere: nobody could find the channel that it may have made
+// there.
 func (g *Guard) endShared(pid int) {
 	some := false
 	g.killClients(func(c *client) bool { // the account is locked

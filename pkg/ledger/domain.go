@@ -115,7 +115,8 @@ func (l *Ledger) Retire(nonce string) (retired bool, err error) {
 	return retired && err == nil, err
 }
 
-// refuseDomain says why a change is not for a record of a trust domain, or beside one: only its server has a share, and no domain a priority.
+// refuseDomain says why a change is not for a record of a trust domain, or beside one: only its server has a share, and no domain a
+// priority.
 func (req *ChangeRequest) refuseDomain(r *Record, others []Record) *Refusal {
 	switch {
 	case r.Domain == "" && req.Priority != nil && *req.Priority == quota.PriorityHigh:

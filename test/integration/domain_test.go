@@ -157,7 +157,7 @@ func TestDomainServerKilled(t *testing.T) {
 
 // TestDomainServerFaults: a server that takes no more clients is ended, and an event says why.
 func TestDomainServerFaults(t *testing.T) {
-	domainNode(t, "CGPU_MPS_FAULT=1")
+	domainNode(t, "MPS_FAULT=1")
 	first := member(t, "0:0")
 	first.has(t, "part")
 	first.end(t)

@@ -35,11 +35,11 @@ type mpsServer struct {
 	client  *client
 }
 
-// cmdMPSControl stands for nvidia-cuda-mps-control, and for the server that that starts, which is in FAULT where CGPU_MPS_FAULT is set.
+// cmdMPSControl stands for nvidia-cuda-mps-control, and for the server that that starts, which is in FAULT where MPS_FAULT is set.
 func cmdMPSControl(args []string) error {
 	args = slices.DeleteFunc(args, func(a string) bool { return a == "-multiuser-server" })
 	var s mpsServer
-	return mpstest.Program(args, &mpstest.Daemon{Server: s.serve, Fault: os.Getenv("CGPU_MPS_FAULT") != ""})
+	return mpstest.Program(args, &mpstest.Daemon{Server: s.serve, Fault: os.Getenv("MPS_FAULT") != ""})
 }
 
 func (s *mpsServer) serve(c *net.UnixConn, percent string) {
