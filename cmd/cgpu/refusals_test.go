@@ -105,7 +105,8 @@ func refusals(t *testing.T) (all []refusal) {
 			ast.Inspect(file, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.CallExpr:
-					if slices.Contains([]string{"bad", "refuse", "New", "Errorf", "RefuseTime", "RefuseSpill", "RefuseDomain"}, functionName(n)) && len(n.Args) > 0 {
+					if slices.Contains([]string{"bad", "refuse", "New", "Errorf", "RefuseTime", "RefuseSpill", "RefuseDomain"}, functionName(n)) &&
+						len(n.Args) > 0 {
 						add(n.Args[0], "")
 					}
 				case *ast.ValueSpec:
