@@ -67,7 +67,8 @@ trap 'exit 130' INT TERM
 
 say "$(date -u '+%F %T') $(nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader | head -n 1) $("$CGPU_BIN/cgpu" --version 2>/dev/null)"
 nvcc -O2 -arch=sm_90 -cudart static -o "$dir/mps" "$here/workloads/mps.cu" || { say 'cannot build mps.cu'; exit 1; }
-chmod 755 "$dir/mps"
+nvcc -O2 -arch=sm_90 -cudart static -o "$dir/contexts" "$here/workloads/contexts.cu" -lcuda || say 'cannot build contexts.cu'
+chmod 755 "$dir/mps" "$dir/contexts"
 cp "$here"/workloads/{models,closedloop,oom}.py "$dir/"
 printf 'driver = "nvidia"\n' >"$dir/cgpu.toml"
 export CGPU_RUN_DIR=$dir/run CGPU_CONFIG=$dir/cgpu.toml
@@ -113,6 +114,8 @@ member a 2GiB "$dir/mps" context borrow:"$dir/home/ipc" >"$dir/ipc2" 2>&1
 wait $!
 show 'CUDA IPC within a member' "$dir/ipc1" 2
 show 'CUDA IPC from another member' "$dir/ipc2" 2
+member a 2GiB "$dir/contexts" >"$dir/contexts.said" 2>&1
+show 'contexts one after the other' "$dir/contexts.said" 3
 
 # Who is not of the domain has its pipes, and gets nothing.
 run --memory 4GiB -- "$(pipes a)" "$dir/mps" context >"$dir/x1" 2>&1
