@@ -114,7 +114,7 @@ member a 2GiB "$dir/mps" context borrow:"$dir/home/ipc" >"$dir/ipc2" 2>&1
 wait $!
 show 'CUDA IPC within a member' "$dir/ipc1" 2
 show 'CUDA IPC from another member' "$dir/ipc2" 2
-member a 2GiB "$dir/contexts" >"$dir/contexts.said" 2>&1
+member a 4GiB "$dir/contexts" >"$dir/contexts.said" 2>&1
 show 'contexts one after the other' "$dir/contexts.said" 3
 
 # Who is not of the domain has its pipes, and gets nothing.
