@@ -16,7 +16,8 @@ import (
 	"github.com/opencgpu/cgpu/test/interrupt"
 )
 
-// childSignals CLIENT TIMER_US MS: allocations, frees, and files that lend their identity, under a timer, half of the time with SA_RESTART, and 50 at least.
+// childSignals CLIENT TIMER_US MS: allocations, frees, and files that lend their identity, under a timer, half of the time with SA_RESTART,
+// and 50 at least.
 func childSignals(s *childState, a []int) (string, error) {
 	c := s.clients[a[0]]
 	seen := make(chan os.Signal, 1024)

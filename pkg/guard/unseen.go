@@ -132,8 +132,8 @@ func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
 	return 0
 }
 
-// denyUnseen refuses a call on such an object. To one on what is not there it answers as the driver does: programs open CUDA IPC's memory of
-// others that have freed it, or have ended.
+// denyUnseen refuses a call on such an object. To one on what is not there it answers as the driver does: programs open CUDA IPC's memory
+// of others that have freed it, or have ended.
 func (c *trappedCall) denyUnseen() reply {
 	if c.gone {
 		return c.status(rm.StatusObjectNotFound)
