@@ -220,7 +220,7 @@ func TestSpecAllocatedIsAlike(t *testing.T) {
 		if way == "hooks" {
 			given["hooks"] = map[string]any{"createRuntime": []any{map[string]any{"path": "/b/cgpu-hook", "args": alloc.HookArgs(share)}}}
 		} else {
-			notes[alloc.AnnotationShares] = share.String()
+			notes[alloc.AnnotationShares] = share.Text()
 		}
 		given["annotations"] = notes
 		raw, err := json.Marshal(given)
