@@ -124,7 +124,7 @@ func (g *Guard) awaitTurn(x *lookout) {
 			}
 		}()
 	}
-	turn := time.NewTimer(x.page.Turn())
+	turn := time.NewTimer(x.page.Turn(gpusched.Monotonic()))
 	defer turn.Stop()
 	select {
 	case <-g.done:

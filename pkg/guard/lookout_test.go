@@ -118,7 +118,7 @@ func TestLookerGone(t *testing.T) {
 	w.lookout(0).leave()
 	w.guards = append(w.guards[1:], w.guards[0])
 	w.rung[0], w.rung[1], w.rung[2] = w.rung[1], w.rung[2], w.lookout(2).page.Rung()
-	if _, woken := w.look(5); woken[0] != 1 || woken[1] != 1 {
+	if _, woken := w.look(5); woken[0] != 2 || woken[1] != 2 { // by the one who resigns, too
 		t.Errorf("woken %v", woken)
 	}
 }

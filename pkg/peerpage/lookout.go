@@ -126,16 +126,27 @@ func (l *Lookout) Leads() bool {
 // Looks says until when this guard will have looked again.
 func (l *Lookout) Looks(until time.Duration) { l.store64(offStepped, uint64(until)) }
 
-// Resign lets another guard look: this one ends, or cannot any more.
+// Resign lets another guard look, as this one ends, and wakes them all.
 func (l *Lookout) Resign() {
 	if l.Leads() {
 		l.store32(offLeader, 0)
+		l.WakeAll(Outsiders)
 	}
 }
 
-// Turn is after what time a guard that does not look should see whether who does is late. There are so many of them, each in its turn, that
-// one does so in lookTurn.
-func (l *Lookout) Turn() time.Duration { return time.Duration(max(l.used(), 1)) * lookTurn }
+// Turn is after what time a guard that does not look should see whether who does is late. Each has its time on the clock, so that one does
+// so in lookTurn, however many there are.
+func (l *Lookout) Turn(now time.Duration) time.Duration {
+	n, own := time.Duration(0), time.Duration(0)
+	for m := range l.Members() {
+		if m.Place == l.Place() {
+			own = n
+		}
+		n++
+	}
+	round := max(n, 1) * lookTurn
+	return (own*lookTurn-now%round+round-1)%round + 1
+}
 
 // AwaitRan has the guard told when its container has used CPU time.
 func (l *Lookout) AwaitRan() { l.store32(l.at+offAwaits, uint32(Ran)) }

@@ -96,6 +96,32 @@ func TestLookoutPlaces(t *testing.T) {
 	}
 }
 
+// TestTurns: however many guards there are, and whenever they begin to wait, in each lookTurn one has its turn.
+func TestTurns(t *testing.T) {
+	dir := t.TempDir()
+	var all []*Lookout
+	for i := range uint64(7) {
+		all = append(all, joinAs(t, dir, i, ""))
+	}
+	all[3].Leave()
+	all = append(all[:3], all[4:]...)
+	now, turns := time.Hour+rand.N(time.Minute), map[time.Duration]int{}
+	for i, l := range all {
+		from := now + time.Duration(i)*time.Millisecond
+		turn := l.Turn(from)
+		if turn <= 0 || turn > time.Duration(len(all))*lookTurn {
+			t.Errorf("turn in %v", turn)
+		}
+		turns[(from+turn)/lookTurn%time.Duration(len(all))]++
+		if again := l.Turn(from + turn); again != time.Duration(len(all))*lookTurn {
+			t.Errorf("the next one in %v", again)
+		}
+	}
+	if len(turns) != len(all) {
+		t.Errorf("turns %v", turns)
+	}
+}
+
 // TestNews: who is told what, and how often.
 func TestNews(t *testing.T) {
 	dir := t.TempDir()
@@ -137,7 +163,7 @@ func TestLookoutBounds(t *testing.T) {
 				t.Fatalf("%d, %d bytes", m.Place, len(m.Folder))
 			}
 		}
-		if turn := l.Turn(); turn < lookTurn || turn > Entries*lookTurn {
+		if turn := l.Turn(time.Hour); turn <= 0 || turn > Entries*lookTurn {
 			t.Fatal(turn)
 		}
 	}
