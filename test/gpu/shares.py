@@ -422,7 +422,7 @@ class Bench:
 
     def space(self, case, *arguments):
         """A case on a node that has trust domains."""
-        with self.settings('domains = ["a", "b"]\n'):
+        with self.settings('domains = [{name = "a"}, {name = "b"}]\n'):
             case(*arguments)
 
     def throughput(self, workers, load="", seconds=5.0):
@@ -440,7 +440,7 @@ class Bench:
             self.row("each domain by itself", ", ".join("%.4g %s" % (a, unit) for a in alone), alone=alone)
             for pair in weights:
                 for name, weight in zip("ab", pair):
-                    output("cgpu", "set", "mps-" + name, "--weight", str(weight))
+                    output("cgpu", "set", "mps-%s-0" % name, "--weight", str(weight))
                 before = gpu_seconds()
                 begin, runs, _ = self.measure({w: load for w in workers}, seconds)
                 time.sleep(2)  # until it is in the accounts
@@ -451,7 +451,7 @@ class Bench:
                 self.row("weights %d:%d: shares" % pair, percents(got), "%s ± 1" % percents(want),
                          max(abs(g - w) for g, w in zip(got, want)) <= 1, shares=got, done=done)
                 self.row("weights %d:%d: of what they do alone" % pair, "%.1f %%" % sum(parts), "≥ 97 %", sum(parts) >= 97, percent=sum(parts))
-                servers = [spent.get("mps-" + name, 0) for name in "ab"]
+                servers = [spent.get("mps-%s-0" % name, 0) for name in "ab"]
                 self.row("  GPU seconds", "%.2f : %.2f, others %.2f" % (*servers, sum(spent.values()) - sum(servers)), spent=spent)
 
     def requests(self, batches=(1, 2, 4, 8, 16, 32)):
@@ -812,7 +812,8 @@ class Bench:
             for side in ("default", "mps", "cgpu", "domain"):
                 listed.append(("space %s %s" % (model, side), 60, lambda m=model, s=side, u=unit: self.space(self.sharers, s, MODEL + m, "", u, None)))
         listed += [("space domains", 70, lambda: self.space(self.domains, MODEL + "decoder --graph", "", "tokens/s")),
-                   ("space domains that saturate", 50, lambda: self.space(self.domains, "share", SPIN, "µs/s", ((1, 1), (1, 3)), 2)), ("space requests", 240, lambda: self.space(self.requests))]
+                   ("space domains that saturate", 50, lambda: self.space(self.domains, "share", SPIN, "µs/s", ((1, 1), (1, 3)), 2)),
+                   ("space requests", 240, lambda: self.space(self.requests))]
         listed.append(("real service", 170, self.service))
         listed.append(("account", 150, self.account))
         if len(glob.glob("/dev/nvidia[0-9]*")) > 1:
