@@ -371,6 +371,9 @@ func domains(in []fileDomain, out *[]device.Domain) error {
 		if d.Shared && len(d.Namespaces) == 0 {
 			return fault(key+"shared", true, "is for pods of several namespaces: name them in namespaces, or leave it out")
 		}
+		if !d.Shared && slices.Contains(d.Namespaces, "*") { // each has a server, of which the scheduler knows nothing
+			return fault(key+"namespaces", "*", "want names, or shared = true: else each namespace that somebody makes has a domain of its own")
+		}
 		*out = append(*out, d)
 	}
 	return nil

@@ -23,6 +23,7 @@ type channelGroup struct {
 	preempts  bool   // and a context that is switched in the middle of a kernel; see preemption.go
 	draws     bool   // and a context that never can be: of a 2D or 3D object
 	scheduled bool   // it was let run as a whole
+	legacy    bool   // it has had a channel without a context share, see mayHaveChannel
 	lender    lender // of one that is the domain's MPS server's, see lend.go
 }
 
@@ -81,15 +82,10 @@ func (g *channelGroup) channels() (list []gpusched.Channel) {
 	return list
 }
 
-// hasLegacyChannel reports a channel without a context share. A group has a pointer to its maker's address space, which may have ended, and
-// such channels use that (kchangrpapiSetLegacyMode_IMPL): where a group gets a second handle there must be none before, and there is none
-// after (mayHaveChannel). The account is locked.
-func (g *channelGroup) hasLegacyChannel() bool {
-	return slices.ContainsFunc(g.channels(), func(ch gpusched.Channel) bool { return objectOf(ch).contextShare == 0 })
-}
-
 // mayHaveChannel reports that a new channel with a context share, or with none (0), may be made below a group: where that has handles in
-// several clients, only with a share that is below the same handle.
+// several clients, only with a share that is below the same handle. A group has a pointer to its maker's address space, which may have
+// ended, and channels without a share use that; the first brings the group into legacy mode, for good, in which new shares use it, too
+// (kchangrpapiSetLegacyMode_IMPL, kctxshareapiConstruct_IMPL). So a group that has ever had one is not lent.
 func (a *account) mayHaveChannel(client, group, share uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -293,7 +293,7 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 		return l, errors.New("it is on no GPU")
 	case (p.all|p.user)&accessDup == 0:
 		return l, errors.New("the server has not opened it")
-	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts && !o.group.hasLegacyChannel():
+	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts && !o.group.legacy:
 		group := *o
 		l.group, l.answer.Group = &group, o.group.number
 		return l, nil

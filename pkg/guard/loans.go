@@ -142,7 +142,7 @@ func (a *account) groupNumbers() map[int]bool {
 	list := map[int]bool{}
 	for _, c := range a.clients {
 		for _, o := range c.groups {
-			list[o.group.number] = !o.group.lent()
+			list[o.group.number] = !o.group.lent() && o.group.preempts
 		}
 	}
 	return list

@@ -93,6 +93,10 @@ func (a *account) insertObject(c *client, o *object) {
 	c.index(o)
 	a.noteGroup(c, o)
 	if o.kind == rm.ClassChannel {
+		if x := c.objects[o.parent]; x != nil && x.group != nil && o.contextShare == 0 {
+			x.group.legacy = true
+			a.noteHandles(x)
+		}
 		a.countChannel(o.runlist, 1)
 		a.noteNotifiers(c, o, true)
 	}

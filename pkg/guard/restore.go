@@ -247,7 +247,7 @@ func (r *restorer) group(v *handover.Object) *channelGroup {
 		return x
 	}
 	x := &channelGroup{number: v.Group, graphics: v.Graphics, context: v.Context, gfxp: v.GFXP, shared: v.Shared, preempts: v.Preempts,
-		draws: v.Draws, scheduled: v.Scheduled, lender: lender{v.Lender, v.LentGroup}}
+		draws: v.Draws, legacy: v.Legacy, scheduled: v.Scheduled, lender: lender{v.Lender, v.LentGroup}}
 	r.groups[v.Group] = x
 	return x
 }

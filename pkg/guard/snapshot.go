@@ -239,7 +239,7 @@ func (o *object) plainState() handover.Object {
 	if x := o.group; x != nil {
 		v.Group, v.Lender, v.LentGroup, v.Scheduled, v.Graphics, v.Context = x.number, x.lender.nonce, x.lender.group, x.scheduled,
 			x.graphics, x.context
-		v.GFXP, v.Shared, v.Preempts, v.Draws = x.gfxp, x.shared, x.preempts, x.draws
+		v.GFXP, v.Shared, v.Preempts, v.Draws, v.Legacy = x.gfxp, x.shared, x.preempts, x.draws, x.legacy
 	}
 	if o.streams != nil {
 		v.Streams = &handover.Streams{Asked: o.streams.asked, Given: o.streams.given}

@@ -219,6 +219,7 @@ type Object struct {
 	Preempts      bool      `json:"preempts,omitempty"`
 	Draws         bool      `json:"draws,omitempty"`
 	Shared        bool      `json:"shared,omitempty"`
+	Legacy        bool      `json:"legacy,omitempty"`
 	Lender        string    `json:"lender,omitempty"` // of a channel group that is lent: the server's record, and the group's number there
 	LentGroup     int       `json:"lentGroup,omitempty"`
 	Group         int       `json:"group,omitempty"` // of a channel group: which; 0, as before it had a number: one of its own
