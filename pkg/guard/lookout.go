@@ -47,6 +47,7 @@ type lookout struct {
 	// What who looks knows.
 	told       map[outsider]bool // who had the GPU
 	ask        time.Time         // when the driver is asked next while nothing runs
+	rest       time.Time         // and when at the earliest while something does
 	usage      map[int]*usage    // of CPU time, by place
 	awake      bool              // a container had used some between the last two looks at all processes
 	everywhere time.Time         // when all processes are looked at next
@@ -83,10 +84,9 @@ func (g *Guard) keepLookout(x *lookout) {
 			g.awaitTurn(x)
 			continue
 		}
-		took := g.chargeTime(func() { g.lookForAll(x) })
-		again := max(lookEvery, backgroundShare*took)
-		x.promise(again)
-		g.pause(again)
+		g.chargeTime(func() { g.lookForAll(x) })
+		x.promise(lookEvery)
+		g.pause(lookEvery)
 	}
 }
 
@@ -163,10 +163,11 @@ func (g *Guard) hear(x *lookout) {
 func (g *Guard) lookForAll(x *lookout) {
 	running := x.wakeRunning()
 	news := false
-	if now := time.Now(); running || !now.Before(x.ask) {
+	if now := time.Now(); (running || !now.Before(x.ask)) && !now.Before(x.rest) {
 		begin := threadTime()
 		news = g.newHolders(x)
-		x.ask = now.Add(min(restShare*(threadTime()-begin), restLook))
+		took := threadTime() - begin
+		x.ask, x.rest = now.Add(min(restShare*took, restLook)), now.Add(backgroundShare*took)
 	}
 	if now := time.Now(); !now.Before(x.everywhere) && x.mayHaveSent(now) {
 		news = g.lookEverywhere(x) || news
@@ -221,8 +222,10 @@ func (g *Guard) lookEverywhere(x *lookout) (news bool) {
 		g.sentFDs.lookAtAll(begin)
 		news = true
 	} else {
-		list := g.findSuspects()
-		x.suspects.Put(gpusched.Monotonic(), list)
+		list := g.findSuspects(x)
+		if x.page.Leads() { // else another guard has taken over meanwhile
+			x.suspects.Put(gpusched.Monotonic(), list)
+		}
 		news = len(list) > 0
 	}
 	took, now := time.Since(begin), time.Now()
@@ -236,9 +239,10 @@ func pauseAfter(wait, took time.Duration) time.Duration {
 }
 
 // findSuspects are those outside of all containers that have a file of the driver which may be a container's.
-func (g *Guard) findSuspects() (list []outsider) {
+func (g *Guard) findSuspects(x *lookout) (list []outsider) {
 	b := g.findShelters()
 	for pid := range processNumbers() {
+		x.promise(patientLook)
 		// First what is cheap, and tells of most.
 		namespace, ok := mountNamespace(pid)
 		if !ok || b.host[namespace] || b.guarded[namespace] {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -206,4 +207,34 @@ func TestMapsAtRest(t *testing.T) {
 	close(g.done)
 	w.lookout(0).leave()
 	<-ended
+}
+
+// TestSlowLook: however long a look takes, the next second guards are told that their containers have run.
+func TestSlowLook(t *testing.T) {
+	w := newWatchers(t, 2)
+	looked := make(chan struct{})
+	var once sync.Once
+	w.guards[0].sentFDs.pids = func() []int {
+		once.Do(func() {
+			for begin := threadTime(); threadTime()-begin < 300*time.Millisecond; { // a hundred times as long are 30 s
+			}
+			close(looked)
+		})
+		return nil
+	}
+	x := w.lookout(0)
+	if !x.elected() {
+		t.Fatal("not elected")
+	}
+	go w.guards[0].keepLookout(x)
+	defer close(w.guards[0].done)
+	<-looked
+	p := w.lookout(1).page
+	w.run(1, 1000)
+	p.AwaitRan()
+	for begin := time.Now(); p.News()&peerpage.Ran == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Since(begin) > 15*time.Second {
+			t.Fatal("not told")
+		}
+	}
 }

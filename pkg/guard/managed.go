@@ -190,6 +190,9 @@ func (g *Guard) watchMaps() {
 	}
 }
 
+// mapsLook is for how long the guard that looks for all may not tell this one that its container has run.
+const mapsLook = 10 * time.Second
+
 // awaitMaps waits until the container may have mapped something: for so long, or until it is told that the container has run since.
 func (g *Guard) awaitMaps(wait, rest time.Duration) {
 	looker := g.managed.looker.Load()
@@ -199,9 +202,12 @@ func (g *Guard) awaitMaps(wait, rest time.Duration) {
 	}
 	g.pause(rest)
 	looker.AwaitRan()
+	late := time.NewTimer(mapsLook)
+	defer late.Stop()
 	select {
 	case <-g.done:
 	case <-g.managed.ran:
+	case <-late.C:
 	}
 }
 

@@ -110,7 +110,11 @@ func (l *Lookout) Elect(now time.Duration) (bool, error) {
 
 // led reports that somebody looks, and is not late.
 func (l *Lookout) led(now time.Duration) bool {
-	_, until, ok := l.Leader()
+	file, ok := l.LeaderFile() // one that nobody has waited for is over, too
+	if file != nil {
+		_ = file.Close()
+	}
+	_, until, _ := l.Leader()
 	return ok && now < until+lookGrace && until < now+longestPause
 }
 
@@ -154,19 +158,19 @@ func (l *Lookout) AwaitRan() { l.store32(l.at+offAwaits, uint32(Ran)) }
 // News is what the guard was woken for since it was asked last.
 func (l *Lookout) News() News { return News(l.u32(l.at + offNews).Swap(0)) }
 
-// Member is a guard that has a place, whether or not it lives.
+// Member is a guard that has a place and lives.
 type Member struct {
 	Place  int
 	Folder string
 	Awaits bool // AwaitRan
 }
 
-// Members are the guards that have a place, this one too.
+// Members are the guards that live, this one too. It is for one goroutine.
 func (l *Lookout) Members() iter.Seq[Member] {
 	return func(yield func(Member) bool) {
 		for i := 1; i <= l.used(); i++ {
 			at := i * entrySize
-			if l.u32(at+offOwner).Load() == 0 {
+			if !l.owned(i) {
 				continue
 			}
 			n := within(l.u64(at+offFolder).Load(), 0, maxFolder)

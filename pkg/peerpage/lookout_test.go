@@ -4,9 +4,14 @@ package peerpage
 
 import (
 	"math/rand/v2"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
 func joinAs(t *testing.T, dir string, member uint64, folder string) *Lookout {
@@ -119,6 +124,54 @@ func TestTurns(t *testing.T) {
 	}
 	if len(turns) != len(all) {
 		t.Errorf("turns %v", turns)
+	}
+}
+
+// TestLookerUnreaped: one that has ended and that nobody has waited for looks no more, whatever it has promised.
+func TestLookerUnreaped(t *testing.T) {
+	dir := t.TempDir()
+	a, b := joinAs(t, dir, 1, "/a"), joinAs(t, dir, 2, "/b")
+	now := time.Hour
+	if _, err := a.Elect(now); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("sleep", "100")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Wait() }()
+	start, err := ledger.ProcStart(c.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Looks(now + 10*time.Minute)
+	a.store64(offSince, start)
+	a.store32(offLeader, uint32(c.Process.Pid))
+	if mine, err := b.Elect(now); mine || err != nil {
+		t.Fatalf("elected beside one that lives: %v", err)
+	}
+	if err := c.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Waitid(unix.P_PID, c.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
+	if mine, err := b.Elect(now); !mine || err != nil {
+		t.Errorf("not elected: %v", err)
+	}
+}
+
+// TestKilledMembers: places of guards that were killed have no turn, and are told nothing.
+func TestKilledMembers(t *testing.T) {
+	dir := t.TempDir()
+	a, gone := joinAs(t, dir, 1, "/a"), joinAs(t, dir, 2, "/b")
+	gone.store64(gone.at+offStart, 1) // another process' by now
+	places := 0
+	for range a.Members() {
+		places++
+	}
+	if turn := a.Turn(time.Hour); places != 1 || turn > lookTurn {
+		t.Errorf("%d members, turn in %v", places, turn)
 	}
 }
 

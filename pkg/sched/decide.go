@@ -471,7 +471,7 @@ func (r round) excess(of turn, pace float64) (sum float64) {
 	}
 	for _, x := range r.turns {
 		if x.vgpu != of.vgpu {
-			sum += max(0, x.use(pace)/(length+x.think)-x.weight/weights)
+			sum += max(0, x.use(pace)/(length+x.rest())-x.weight/weights)
 		}
 	}
 	return sum
@@ -486,11 +486,19 @@ func (r round) cycle(pace float64) float64 {
 	for range 16 {
 		next := 0.0
 		for _, x := range r.turns {
-			next += r.share(x, pace) / x.present * length / (length + x.think)
+			next += r.share(x, pace) / x.present * length / (length + x.rest())
 		}
 		length = next
 	}
 	return length
+}
+
+// rest is think of a vGPU with one group: the mean of several says nothing of the one that hardly rests.
+func (x turn) rest() float64 {
+	if x.groups > 1 {
+		return 0
+	}
+	return x.think
 }
 
 // lags brings up to date by how much each vGPU is behind; dt is the time since the last look.
