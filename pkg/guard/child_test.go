@@ -347,6 +347,10 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"schedule": func(s *childState, a []int) (string, error) {
 		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
 	},
+	// preempt CLIENT GROUP: takes it off the GPU
+	"preempt": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), 0xa06c0105, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	},
 	// schedulechannel CLIENT CHANNEL
 	"schedulechannel": func(s *childState, a []int) (string, error) {
 		return "", s.clients[a[0]].control(uint32(a[1]), scheduleChannel, []byte{1, 0, 0})

@@ -63,7 +63,8 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if c.isUnseen(c.target(), c.controlClient(), c.controlObject()) {
 		return c.denyUnseen()
 	}
-	if g.isMember() && (ctl.Context || g.account.isLent(c.controlClient(), c.controlObject())) {
+	// A member may preempt what it computes in, as libcuda does with each context that it destroys (checkPreempt).
+	if g.isMember() && (ctl.Context || ctl.Kind != rm.ControlPreempt && g.account.isLent(c.controlClient(), c.controlObject())) {
 		return c.deny(rm.StatusNotSupported, "lent"+ctl.Name, "denied a control of the channel group, or the context, that all members of the "+
 			"trust domain have", "control", ctl.Name)
 	}

@@ -85,6 +85,16 @@ func TestMemberControls(t *testing.T) {
 	}
 }
 
+// TestMemberPreempts: a member takes the domain's group off the GPU as it ends a context, and its own.
+func TestMemberPreempts(t *testing.T) {
+	r := newDomain(t, "team")
+	_, c, own, group, channel := r.joined()
+	c.do("preempt", own, group)
+	c.do("preempt", own, c.do("groupon", own, rm.ChannelEngineTypeCopy0)[0])
+	c.refused("NV_ERR_NOT_SUPPORTED", "preempt", own, channel)
+	r.server.do("preempt", r.number, r.group)
+}
+
 // TestStrayRootOfMember: where a root alloc went elsewhere, nobody could find a channel that it made in the domain's group: so what has a
 // handle on that ends, the first time too, and nothing else.
 func TestStrayRootOfMember(t *testing.T) {

@@ -115,7 +115,7 @@ wait $!
 show 'CUDA IPC within a member' "$dir/ipc1" 2
 show 'CUDA IPC from another member' "$dir/ipc2" 2
 member a 4GiB "$dir/contexts" >"$dir/contexts.said" 2>&1
-show 'contexts one after the other' "$dir/contexts.said" 3
+show "a member's contexts, one after the other" "$dir/contexts.said" 3
 
 # Who is not of the domain has its pipes, and gets nothing.
 run --memory 4GiB -- "$(pipes a)" "$dir/mps" context >"$dir/x1" 2>&1
