@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/arbiter/process"
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
@@ -58,6 +59,7 @@ func main() {
 			return
 		}
 	}
+	unix.CloseOnExec(readyFD) // whoever is started before the verdict must not hold it open
 	ready := os.NewFile(readyFD, "ready")
 	g, sockets, cfg, log, err := start()
 	if err != nil {
@@ -115,6 +117,8 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 	bad := func(err error) (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 		return nil, sockets, cfg, nil, err
 	}
+	// What json learns of the type it learns while nobody waits: cgpu-runtime is still reading the node's table and the ledger.
+	_ = json.Unmarshal([]byte("{}"), new(guard.Config))
 	b, err := io.ReadAll(io.LimitReader(os.Stdin, maxConfig))
 	if err != nil {
 		return bad(fmt.Errorf("read the configuration: %w", err))
@@ -139,6 +143,9 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 		return bad(err)
 	}
 	g, err := guard.New(cfg, d, log.Logger)
+	if err == nil {
+		err = domain.Join(cfg)
+	}
 	if err != nil {
 		cfg.CleanUp()
 		return bad(err)

@@ -130,7 +130,7 @@ func TestStaysInside(t *testing.T) {
 	}
 	for _, name := range []string{"/abs/l", "/rel/l", "/rel/sub/l", "/etc/ld.so.conf.d/l", "/magic/l", "/" + up + "l"} {
 		// Either it fails or it lands inside.
-		if err := r.link("target", name); err != nil {
+		if err := makeLinks(r, []device.Link{{Target: "target", Path: name}}, io.Discard); err != nil {
 			t.Logf("%s: %v", name, err)
 		}
 		dir, err := r.folder(path.Dir(name))
@@ -159,7 +159,7 @@ func TestLink(t *testing.T) {
 	os.Symlink("old", filepath.Join(dir, "usr/lib/other.so"))
 	for range 2 { // restart
 		for _, name := range []string{"new.so", "own.so", "empty.so", "other.so", "deep/er/new.so"} {
-			if err := r.link("target", "/lib/"+name); err != nil {
+			if err := makeLinks(r, []device.Link{{Target: "target", Path: "/lib/" + name}}, io.Discard); err != nil {
 				t.Fatal(err)
 			}
 		}

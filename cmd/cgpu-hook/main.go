@@ -22,6 +22,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -216,15 +217,21 @@ func setup(args []string, stdin io.Reader, stderr io.Writer) error {
 	}
 	defer root.close()
 	unix.Umask(0o022) // other users of the container must find what is made here
-	for _, l := range job.links {
-		if err := forgive(stderr, root.link(l.Target, l.Path)); err != nil {
-			return err
-		}
+	// They have nothing to do with each other, and the container waits for the slowest.
+	said, failed := make([]bytes.Buffer, 3), make([]error, 3)
+	var all sync.WaitGroup
+	for i, work := range []func(stderr io.Writer) error{
+		func(stderr io.Writer) error { return makeLinks(root, job.links, stderr) },
+		func(io.Writer) error { return keepDeviceNodes(root, "/proc/driver/nvidia/params") },
+		func(stderr io.Writer) error { return forgive(stderr, updateCache(root, job, stderr)) },
+	} {
+		all.Go(func() { failed[i] = work(&said[i]) })
 	}
-	if err := keepDeviceNodes(root, "/proc/driver/nvidia/params"); err != nil {
-		return err
+	all.Wait()
+	for i := range said {
+		_, _ = said[i].WriteTo(stderr)
 	}
-	return forgive(stderr, updateCache(root, job, stderr))
+	return errors.Join(failed...)
 }
 
 // maxState bounds what the runtime writes to a hook's standard input, in bytes.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/inside"
 )
 
@@ -81,29 +82,46 @@ func (f folder) fail(op, base string, err error) error {
 	return &os.PathError{Op: op, Path: path.Join(f.name, base), Err: err}
 }
 
-// link makes the symbolic link name to target. Another link and an empty file, as a committed image keeps of a mount,
-// give way; a file of the image stays.
-func (r root) link(target, name string) error {
-	dir, err := r.folder(path.Dir(name))
-	if err != nil {
-		return err
+// makeLinks makes links, each by itself. Most are in one folder, which is opened once.
+func makeLinks(r root, links []device.Link, stderr io.Writer) error {
+	var dir folder
+	var err error
+	for i, l := range links {
+		if in := path.Dir(l.Path); i == 0 || in != dir.name {
+			if i > 0 && err == nil {
+				dir.close()
+			}
+			dir, err = r.folder(in)
+			dir.name = in
+		}
+		made := err
+		if made == nil {
+			made = dir.link(l.Target, path.Base(l.Path))
+		}
+		if err := forgive(stderr, made); err != nil {
+			return err
+		}
 	}
-	defer dir.close()
-	base := path.Base(name)
+	return nil
+}
+
+// link makes the symbolic link base to target. Another link and an empty file, as a committed image keeps of a mount,
+// give way; a file of the image stays.
+func (f folder) link(target, base string) (err error) {
 	for range 3 { // a second process may be at work in the same root
-		err = unix.Symlinkat(target, dir.fd, base)
+		err = unix.Symlinkat(target, f.fd, base)
 		if !errors.Is(err, unix.EEXIST) {
 			break
 		}
-		if dir.keeps(base, target) {
+		if f.keeps(base, target) {
 			return nil
 		}
-		if err := unix.Unlinkat(dir.fd, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-			return dir.fail("remove", base, err)
+		if err := unix.Unlinkat(f.fd, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			return f.fail("remove", base, err)
 		}
 	}
 	if err != nil {
-		return dir.fail("link", base, err)
+		return f.fail("link", base, err)
 	}
 	return nil
 }

@@ -101,7 +101,7 @@ func TestAllocated(t *testing.T) {
 		{name: "lying pod with a claim", pods: device.PodsAllocated, env: lies, annotations: forged, hooks: [][]string{alloc.HookArgs(share(1))},
 			want: []ledger.VGPU{slice(1)}},
 		{name: "lying pod with a limit", pods: device.PodsAllocated, env: lies,
-			annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/disable": "true"}, want: []ledger.VGPU{slice(1)}},
+			annotations: map[string]string{alloc.AnnotationShares: share(1).Text(), "cgpu.io/disable": "true"}, want: []ledger.VGPU{slice(1)}},
 		{name: "share and whole", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(whole)}, want: []ledger.VGPU{slice(0)},
 			native: []string{n.table.GPUs[1].UUID}},
 		{name: "handed on twice", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(share(0))}, want: []ledger.VGPU{slice(0)}},
@@ -297,7 +297,7 @@ func BenchmarkCreateAllocated(b *testing.B) {
 		hooks       [][]string
 	}{
 		{name: "variables", env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}},
-		{name: "annotations", annotations: map[string]string{alloc.AnnotationShares: share.String()}},
+		{name: "annotations", annotations: map[string]string{alloc.AnnotationShares: share.Text()}},
 		{name: "hooks", hooks: [][]string{alloc.HookArgs(share)}},
 	} {
 		bundle := n.podBundle("container", way.env, way.annotations, way.hooks...)

@@ -20,7 +20,7 @@ var refusing = []string{
 	"../../pkg/quota/*.go", "../../pkg/admit/*.go", "../../pkg/ledger/*.go",
 	"../../pkg/spec/*.go", "../../pkg/launch/*.go", "../../pkg/sched/policy.go", "../../pkg/sched/share.go", "../../pkg/rm/abi.go",
 	"../../pkg/rm/version.go",
-	"../../pkg/device/load.go", "../../pkg/alloc/*.go", "../cgpu-runtime/*.go", "../cgpu-podresources/*.go",
+	"../../pkg/device/load.go", "../../pkg/domain/domain.go", "../../pkg/alloc/*.go", "../cgpu-runtime/*.go", "../cgpu-podresources/*.go",
 	"../../pkg/decision/*.go", "../../pkg/nri/*.go", "../cgpu-hook/main.go", "../cgpu-hook/job.go", "../cgpu-hook/root.go",
 	"../cgpu-hook/ldcache.go", "../../pkg/inside/inside.go",
 	"../../pkg/nvmlclient/limits.go", "../cgpu-refresh/limits.go",
@@ -105,7 +105,8 @@ func refusals(t *testing.T) (all []refusal) {
 			ast.Inspect(file, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.CallExpr:
-					if slices.Contains([]string{"bad", "refuse", "New", "Errorf", "RefuseTime", "RefuseSpill"}, functionName(n)) && len(n.Args) > 0 {
+					if slices.Contains([]string{"bad", "refuse", "New", "Errorf", "RefuseTime", "RefuseSpill", "RefuseDomain"}, functionName(n)) &&
+						len(n.Args) > 0 {
 						add(n.Args[0], "")
 					}
 				case *ast.ValueSpec:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -17,10 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-const (
-	runName      = "run"
-	runGuardName = "run-guard"
-)
+const runName = "run"
 
 func runCommand() *cli.Command {
 	return &cli.Command{
@@ -46,6 +44,8 @@ func runCommand() *cli.Command {
 				DefaultText: "the node chooses"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` for cgpu smi and cgpu set", DefaultText: "the command's"},
 			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
+			&cli.StringFlag{Name: "domain", Usage: "trust domain `NAME` that it computes side by side in, through an MPS server"},
+			&cli.StringFlag{Name: "threads", Usage: "`N`, 1 to 100: part of the multiprocessors in its domain", DefaultText: "all"},
 			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},
 		},
 		Action: func(c *cli.Context) error {
@@ -68,10 +68,10 @@ func runCommand() *cli.Command {
 // exitNoGPU is the exit status when the command was not even tried, as with env, nohup and docker run.
 const exitNoGPU = 125
 
-// runGuardCommand is what cgpu run starts itself as, to start the guard (launch.StartApart).
+// runGuardCommand starts the guard (runner.GuardName).
 func runGuardCommand() *cli.Command {
 	return &cli.Command{
-		Name:   runGuardName,
+		Name:   runner.GuardName,
 		Hidden: true,
 		Before: noArguments,
 		Action: func(*cli.Context) error { return launch.Apart(hostrun.Leave) },
@@ -100,6 +100,19 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	}
 	if req.Priority != nil {
 		q.Priority = *req.Priority
+	}
+	if q.Domain = c.String("domain"); c.IsSet("domain") {
+		if reason := quota.CheckDomain(q.Domain); reason != "" {
+			return nil, fmt.Errorf("--domain %q: %s", q.Domain, reason)
+		}
+	}
+	if text := c.String("threads"); c.IsSet("threads") {
+		if q.Threads, err = strconv.Atoi(text); err != nil || q.Threads < 1 || q.Threads > quota.MaxPercent {
+			return nil, fmt.Errorf("--threads %q: want 1 to %d", text, quota.MaxPercent)
+		}
+		if q.Domain == "" {
+			return nil, fmt.Errorf("--threads %q: counts in a trust domain only; name one with --domain", text)
+		}
 	}
 	switch gpu := c.String("gpu"); {
 	case gpu == "all":
@@ -133,7 +146,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return err
 	}
-	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runGuardName},
+	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return runner.Refusal(err, typed(c)) },
 		Run:     hostrun.Run{RunDir: device.RunDir(), User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)}})
 }

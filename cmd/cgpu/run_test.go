@@ -48,6 +48,8 @@ func TestRunQuota(t *testing.T) {
 			args: "python3 train.py --weight 3 --memory 2"},
 		{line: "--memory 1GiB -- -x", want: quota.Quota{Memory: fixed(quota.GiB),
 			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "-x"},
+		{line: "--memory 1GiB --domain a --threads 30 x", want: quota.Quota{Memory: fixed(quota.GiB), Domain: "a", Threads: 30,
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "x"},
 		{line: "x", err: "want --memory SIZE"},
 		{line: "--weight 2 x", err: "want --memory SIZE"},
 		{line: "--memory 6TB x", err: `--memory "6TB": is no size`},
@@ -56,6 +58,9 @@ func TestRunQuota(t *testing.T) {
 		{line: "--memory 1GiB --spill x x", err: `--spill "x"`},
 		{line: "--memory 1GiB --percent 101 x", err: `--percent "101"`},
 		{line: "--memory 1GiB --priority low x", err: `--priority "low"`},
+		{line: "--memory 1GiB --domain a --threads 0 x", err: `--threads "0": want 1 to 100`},
+		{line: "--memory 1GiB --domain a --threads 30% x", err: `--threads "30%": want 1 to 100`},
+		{line: "--memory 1GiB --threads 30 x", err: `--threads "30": counts in a trust domain only`},
 		{line: "--memory 1GiB --gpu ,1 x", err: `--gpu ",1"`},
 		{line: "--memory 1GiB --gpu= x", err: `--gpu ""`},
 	} {

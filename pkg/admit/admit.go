@@ -152,7 +152,7 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	if err := fill(&request, table); err != nil {
 		return ledger.Request{}, err
 	}
-	return request, nil
+	return request, a.join(&request.Record, &table.Config)
 }
 
 // ask puts what the container asks for itself into a reservation.

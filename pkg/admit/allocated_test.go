@@ -153,7 +153,7 @@ func TestAllocated(t *testing.T) {
 			want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Native: []string{"GPU-1"}, Allocated: []ledger.Allocation{held(0), held(1)}},
 		},
 		{
-			name: "the plugin's percentage", pod: pod{annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String(),
+			name: "the plugin's percentage", pod: pod{annotations: map[string]string{alloc.AnnotationShares: share(0, 3).Text(),
 				alloc.AnnotationPercent: "30"}},
 			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-0",
 				Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}}},
@@ -202,7 +202,7 @@ func TestAllocated(t *testing.T) {
 func TestAllocatedWithoutGPU(t *testing.T) {
 	s := share(0, 3)
 	s.UUID = ""
-	a, err := Read(pod{annotations: map[string]string{alloc.AnnotationShares: s.String()}}.config(t))
+	a, err := Read(pod{annotations: map[string]string{alloc.AnnotationShares: s.Text()}}.config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,9 +237,9 @@ func TestAllocatedRefuses(t *testing.T) {
 		"two hooks for one GPU":  {pod{hooks: hooks(share(0, 3), other)}, false, "GPU GPU-0 was allocated to this container twice"},
 		"one share of two sizes": {pod{hooks: hooks(share(0, 3), share(0, 4))}, false, "GPU GPU-0 was allocated to this container twice"},
 		"a plugin's as a claim's": {pod{hooks: hooks(share(0, 3)),
-			annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String()}}, false, "twice"},
+			annotations: map[string]string{alloc.AnnotationShares: share(0, 3).Text()}}, false, "twice"},
 		"claim and limit for one GPU": {pod{hooks: hooks(share(0, 3)),
-			annotations: map[string]string{alloc.AnnotationShares: share(0, 1).String()}}, false, "twice"},
+			annotations: map[string]string{alloc.AnnotationShares: share(0, 1).Text()}}, false, "twice"},
 		"40 shares": {pod{hooks: hooks(many...)}, false,
 			"40 shares of GPUs were allocated to this container: it can have 32"},
 		"a GPU of another node": {pod{hooks: hooks(share(7, 3))}, false, "share claim/7: GPU GPU-7 is not among the 2 of this node"},
@@ -389,7 +389,7 @@ func TestSettleGPUShare(t *testing.T) {
 
 // Below CRI-O a pod's author can write any annotation. A claim's hooks are the engine's there, too.
 func TestAllocatedCRIO(t *testing.T) {
-	crio := map[string]string{"io.kubernetes.cri-o.ContainerType": "container", alloc.AnnotationShares: share(0, 15).String()}
+	crio := map[string]string{"io.kubernetes.cri-o.ContainerType": "container", alloc.AnnotationShares: share(0, 15).Text()}
 	if _, err := Read(pod{annotations: crio}.config(t)); err == nil ||
 		!strings.Contains(err.Error(), "below CRI-O a pod's author can write it") {
 		t.Error(err)
@@ -426,7 +426,7 @@ func BenchmarkAsk(b *testing.B) {
 		pod  pod
 	}{
 		{"variables", pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}}},
-		{"annotations", pod{annotations: map[string]string{alloc.AnnotationShares: s.String()}}},
+		{"annotations", pod{annotations: map[string]string{alloc.AnnotationShares: s.Text()}}},
 		{"hooks", pod{hooks: hooks(s)}},
 	} {
 		raw := way.pod.config(b)

@@ -52,14 +52,16 @@ type Share struct {
 	UUID string
 	// Whole is the GPU without a limit and unshared; Limit is zero then, and nothing of what follows is set.
 	Whole bool
+	// Domain is the trust domain, among those of the claim's namespace, in which the containers compute; empty: each by itself.
+	Domain string
 	// Containers may use the share at the same time, each with all of Slice; at least 1.
 	Containers int
 	// Slice is one container's. A Weight of 0 is the default.
 	quota.Slice
 }
 
-// String is what Parse reads: name=value pairs joined by commas, sizes in bytes.
-func (s Share) String() string {
+// Text is what Parse reads: name=value pairs joined by commas, sizes in bytes. Not String, which cgpu-runtime would link for package fmt.
+func (s Share) Text() string {
 	list := []string{"id=" + s.ID}
 	if s.UUID != "" {
 		list = append(list, "uuid="+s.UUID)
@@ -84,10 +86,13 @@ func (s Share) String() string {
 		list = append(list, "priority="+s.Priority.String())
 	}
 	add("spill", uint64(s.Spill))
+	if s.Domain != "" {
+		list = append(list, "domain="+s.Domain)
+	}
 	return strings.Join(list, ",")
 }
 
-// Parse reads what String wrote. What it does not know it refuses: a share understood by half may be no limit.
+// Parse reads what Text wrote. What it does not know it refuses: a share understood by half may be no limit.
 func Parse(text string) (Share, error) {
 	s, err := parse(text)
 	if err != nil {
@@ -149,6 +154,11 @@ func (s *Share) set(name, value string) (err error) {
 		s.Priority, err = quota.ParsePriority(value)
 	case "spill":
 		s.Spill, err = size(value, quota.MiB)
+	case "domain":
+		s.Domain = value
+		if reason := quota.CheckDomain(value); reason != "" {
+			err = errors.New(reason)
+		}
 	default:
 		err = errors.New("is not known")
 	}
@@ -190,7 +200,7 @@ func whole(value string, most int) (int, error) {
 
 // HookArgs are the arguments of the OCI hook (createRuntime) that carries s.
 func HookArgs(s Share) []string {
-	return []string{"cgpu-hook", HookCommand, AnnotationShares, s.String()}
+	return []string{"cgpu-hook", HookCommand, AnnotationShares, s.Text()}
 }
 
 // FromHookArgs is the share in the arguments of an OCI hook; ours is false where the hook is another's.
@@ -209,7 +219,7 @@ func FromHookArgs(args []string) (s Share, ours bool, err error) {
 func Annotate(shares []Share) string {
 	texts := make([]string, len(shares))
 	for i, s := range shares {
-		texts[i] = s.String()
+		texts[i] = s.Text()
 	}
 	return strings.Join(texts, ";")
 }

@@ -21,6 +21,8 @@ func TestParse(t *testing.T) {
 			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}},
 		"id=c,memory=1048576,containers=2,percent=30,weight=3,priority=high,spill=2097152": {ID: "c", Containers: 2,
 			Slice: quota.Slice{Limit: quota.MiB, Spill: 2 * quota.MiB, Share: quota.Share{Percent: 30, Weight: 3, Priority: quota.PriorityHigh}}},
+		"id=c,memory=1048576,domain=team-a": {ID: "c", Containers: 1, Domain: "team-a", Slice: quota.Slice{Limit: quota.MiB,
+			Share: quota.Share{Priority: quota.PriorityDefault}}},
 		"id=c,memory=1048576,priority=best-effort": {ID: "c", Containers: 1, Slice: quota.Slice{Limit: quota.MiB,
 			Share: quota.Share{Priority: quota.PriorityBestEffort}}},
 	} {
@@ -28,8 +30,8 @@ func TestParse(t *testing.T) {
 		if err != nil || !cmp.Equal(got, want) {
 			t.Errorf("%s: %v %s", text, err, cmp.Diff(want, got))
 		}
-		if got.String() != text {
-			t.Errorf("%s is written %s", text, got)
+		if got.Text() != text {
+			t.Errorf("%s is written %s", text, got.Text())
 		}
 	}
 }
@@ -47,6 +49,7 @@ func TestParseRefuses(t *testing.T) {
 		"id=c,memory=1048576,percent=101":     "1 to 100",
 		"id=c,memory=1048576,weight=0":        "1 to 64",
 		"id=c,memory=1048576,shiny=1":         "not known",
+		"id=c,memory=1048576,domain=a/b":      "domain: want 1 to 63 letters",
 		"id=c,memory=all":                     "wants id and uuid",
 		"id=c,uuid=GPU-a,memory=all,weight=2": "wants id and uuid",
 		"id=c\n,memory=1048576":               "sign",
@@ -112,7 +115,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := Parse(s.String()); err != nil || !cmp.Equal(s, again) {
+		if again, err := Parse(s.Text()); err != nil || !cmp.Equal(s, again) {
 			t.Errorf("%q: %v %s", text, err, cmp.Diff(s, again))
 		}
 	})

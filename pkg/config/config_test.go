@@ -156,6 +156,15 @@ graphics = true
 max_spill = "64GiB"
 spill_reserve = "0"
 dialects = ["mps", "hami"]
+[[domains]]
+name = "team"
+weight = 3
+percent = 50
+users = ["ann", "1000"]
+namespaces = ["*"]
+shared = true
+[[domains]]
+name = "b"
 [sim]
 driver_version = "535.54"
 [[sim.gpus]]
@@ -195,6 +204,9 @@ bus_id = "0001:0a:00.0"
 	want.Settings.MaxSpill = device.Part{Bytes: 64 * quota.GiB}
 	want.Settings.SpillReserve = device.Part{}
 	want.Settings.Dialects = []quota.Dialect{quota.DialectMPS, quota.DialectHAMi}
+	want.Settings.Domains = []device.Domain{
+		{Name: "team", Weight: 3, Percent: 50, Users: []string{"ann", "1000"}, Namespaces: []string{"*"}, Shared: true}, {Name: "b"},
+	}
 	want.Sim = Sim{DriverVersion: "535.54", GPUs: []SimGPU{
 		{Name: "Tesla T4", Memory: 1536 * quota.MiB},
 		{Name: "H200", Memory: 15109 * quota.MiB, UUID: "GPU-00000000-0000-0000-0000-00000000000a", BusID: "0001:0a:00.0"},
@@ -275,25 +287,35 @@ func TestParseRefuses(t *testing.T) {
 		`managed = ""`:                                 `managed = "": want "limit" or "deny" or "allow"`,
 		`dialects = ["HAMi"]`:                          `dialects = "HAMi": want "hami", "nvidia", "mps", "pai", "tkestack" or "gpushare"`,
 		`dialects = ["mps", "mps"]`:                    `dialects = "mps": want each dialect once`,
-		`dialects = "mps"`:                             `config: f:1: dialects`,
-		`hmm = "no"`:                                   `config: f:1: hmm`,
-		`max_spill = "101%"`:                           `max_spill = "101%": want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`,
-		`max_spill = "-1%"`:                            `max_spill = "-1%": want`,
-		`max_spill = "1.5%"`:                           `max_spill = "1.5%": want`,
-		`max_spill = "%"`:                              `max_spill = "%": want`,
-		`max_spill = "64TB"`:                           `max_spill = "64TB": is no size; want a part`,
-		`max_spill = ""`:                               `max_spill = "": is no size; want a part`,
-		`spill_reserve = "9999999GiB"`:                 `spill_reserve = "9999999GiB": is more memory than`,
-		`runtimes = []`:                                `runtimes = []: want at least one`,
-		`runtimes = ["./runc"]`:                        `runtimes = "./runc": want`,
-		`runtimes = ["/x/cgpu-runtime"]`:               `cannot call itself`,
-		`calls_burst = -1`:                             `calls_burst = -1`,
-		"[sim]\ndriver_version = \"new\"":              `sim.driver_version = "new"`,
-		"[sim]\ngpus = []":                             `sim.gpus = "0 GPUs": want 1 to 64`,
-		"[[sim.gpus]]\nuuid = \"x\"":                   `sim.gpus[0].uuid = "x"`,
-		"[[sim.gpus]]\nbus_id = \"x\"":                 `sim.gpus[0].bus_id = "x"`,
-		"[[sim.gpus]]\nname = \"\"":                    `sim.gpus[0].name = ""`,
-		"[[sim.gpus]]\nmemory = \"0MiB\"":              `sim.gpus[0].memory = "0MiB": is zero; want`,
+		`domains = ["team"]`:                           `config: f:1: domains = ["team"]: want tables [[domains]]`,
+		`domains = [{}]`:                               `config: f:1: domains[0].name = "": want 1 to 63 letters`,
+		"[[domains]]\nname = \"a\"\n[[domains]]\nname = \"a/b\"": `config: f:4: domains[1].name = "a/b": want`,
+		"[[domains]]\nname = \"a\"\n[[domains]]\nname = \"a\"":   `config: f:4: domains[1].name = "a": want each domain once`,
+		"[[domains]]\nname = \"a\"\nweight = 65":                 `config: f:3: domains[0].weight = 65: want a whole number from 1 to 64`,
+		"[[domains]]\nname = \"a\"\npercent = 0":                 `domains[0].percent = 0: want`,
+		"[[domains]]\nname = \"a\"\nusers = [\"root\"]":          `domains[0].users = "root": want`,
+		"[[domains]]\nname = \"a\"\nnamespaces = [\"a/b\"]":      `domains[0].namespaces = "a/b": want`,
+		"[[domains]]\nname = \"a\"\nshared = true":               `f:3: domains[0].shared = true: is for pods`,
+		"[[domains]]\nname = \"a\"\npriority = 1":                `f:3: unknown key domains.priority`,
+		`dialects = "mps"`:                `config: f:1: dialects`,
+		`hmm = "no"`:                      `config: f:1: hmm`,
+		`max_spill = "101%"`:              `max_spill = "101%": want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`,
+		`max_spill = "-1%"`:               `max_spill = "-1%": want`,
+		`max_spill = "1.5%"`:              `max_spill = "1.5%": want`,
+		`max_spill = "%"`:                 `max_spill = "%": want`,
+		`max_spill = "64TB"`:              `max_spill = "64TB": is no size; want a part`,
+		`max_spill = ""`:                  `max_spill = "": is no size; want a part`,
+		`spill_reserve = "9999999GiB"`:    `spill_reserve = "9999999GiB": is more memory than`,
+		`runtimes = []`:                   `runtimes = []: want at least one`,
+		`runtimes = ["./runc"]`:           `runtimes = "./runc": want`,
+		`runtimes = ["/x/cgpu-runtime"]`:  `cannot call itself`,
+		`calls_burst = -1`:                `calls_burst = -1`,
+		"[sim]\ndriver_version = \"new\"": `sim.driver_version = "new"`,
+		"[sim]\ngpus = []":                `sim.gpus = "0 GPUs": want 1 to 64`,
+		"[[sim.gpus]]\nuuid = \"x\"":      `sim.gpus[0].uuid = "x"`,
+		"[[sim.gpus]]\nbus_id = \"x\"":    `sim.gpus[0].bus_id = "x"`,
+		"[[sim.gpus]]\nname = \"\"":       `sim.gpus[0].name = ""`,
+		"[[sim.gpus]]\nmemory = \"0MiB\"": `sim.gpus[0].memory = "0MiB": is zero; want`,
 	} {
 		_, err := Parse("f", []byte(text))
 		switch {

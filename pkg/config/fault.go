@@ -97,6 +97,7 @@ func wants() map[string]string {
 	add("", file{})
 	add("sim.", file{}.Sim)
 	add("sim.gpus.", fileGPU{})
+	add("domains.", fileDomain{})
 	return all
 }
 
@@ -126,8 +127,11 @@ func kindOf(t reflect.Type) string {
 	case reflect.Bool:
 		return "true or false, without quotation marks"
 	case reflect.Slice:
-		if t.Elem() == reflect.TypeFor[fileGPU]() {
+		switch t.Elem() {
+		case reflect.TypeFor[fileGPU]():
 			return "tables [[sim.gpus]]"
+		case reflect.TypeFor[fileDomain]():
+			return "tables [[domains]]"
 		}
 		return "a list, in brackets, of " + kindOf(t.Elem())
 	case reflect.Struct:

@@ -20,5 +20,8 @@ func Keys() []string {
 	for field := range reflect.TypeOf(fileGPU{}).Fields() {
 		all = append(all, "[[sim.gpus]] "+field.Tag.Get("toml"))
 	}
+	for field := range reflect.TypeOf(fileDomain{}).Fields() {
+		all = append(all, "[[domains]] "+field.Tag.Get("toml"))
+	}
 	return all
 }

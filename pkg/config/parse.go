@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/pelletier/go-toml/v2"
 
@@ -24,47 +25,48 @@ import (
 // file is cgpu.toml as it is written. Pointers tell a key that is absent from one that is zero; any is a size, which may stand without
 // quotation marks: 6 is "6".
 type file struct {
-	Driver             *string   `toml:"driver"`
-	DriverRoot         *string   `toml:"driver_root"`
-	Runtimes           *[]string `toml:"runtimes"`
-	Overcommit         *float64  `toml:"overcommit"`
-	MaxInst            *int64    `toml:"max_inst"`
-	Placement          *string   `toml:"placement"`
-	AllowUnknownDriver *bool     `toml:"allow_unknown_driver"`
-	ContextOverhead    any       `toml:"context_overhead"`
-	GuardStartTimeout  *string   `toml:"guard_start_timeout"`
-	MaxClients         *int64    `toml:"max_clients"`
-	MaxTSGs            *int64    `toml:"max_tsgs"`
-	MaxChannels        *int64    `toml:"max_channels"`
-	CallsPerSecond     *int64    `toml:"calls_per_second"`
-	CallsBurst         *int64    `toml:"calls_burst"`
-	Policy             *string   `toml:"policy"`
-	PrioRatio          *int64    `toml:"prio_ratio"`
-	BaseTimeslice      *string   `toml:"base_timeslice"`
-	MinTimeslice       *string   `toml:"min_timeslice"`
-	MaxRound           *string   `toml:"max_round"`
-	HighPrioTimeslice  *string   `toml:"high_prio_timeslice"`
-	MaxLoss            *string   `toml:"max_loss"`
-	CapCycle           *string   `toml:"cap_cycle"`
-	SwitchRecords      *bool     `toml:"switch_records"`
-	Enforcement        *string   `toml:"enforcement"`
-	Limits             *string   `toml:"limits"`
-	Managed            *string   `toml:"managed"`
-	HMM                *bool     `toml:"hmm"`
-	Profiling          *bool     `toml:"profiling"`
-	Graphics           *bool     `toml:"graphics"`
-	Keeper             *bool     `toml:"keeper"`
-	MaxSpill           any       `toml:"max_spill"`
-	SpillReserve       any       `toml:"spill_reserve"`
-	MaxHostMemory      any       `toml:"max_host_memory"`
-	Headroom           any       `toml:"headroom"`
-	HeadroomCores      *string   `toml:"headroom_cores"`
-	Dialects           *[]string `toml:"dialects"`
-	Pods               *string   `toml:"pods"`
-	PodSettings        *[]string `toml:"pod_settings"`
-	PodResources       *string   `toml:"pod_resources"`
-	Health             *string   `toml:"health"`
-	HealthIgnoreXids   *[]int64  `toml:"health_ignore_xids"`
+	Driver             *string      `toml:"driver"`
+	DriverRoot         *string      `toml:"driver_root"`
+	Runtimes           *[]string    `toml:"runtimes"`
+	Overcommit         *float64     `toml:"overcommit"`
+	MaxInst            *int64       `toml:"max_inst"`
+	Placement          *string      `toml:"placement"`
+	AllowUnknownDriver *bool        `toml:"allow_unknown_driver"`
+	ContextOverhead    any          `toml:"context_overhead"`
+	GuardStartTimeout  *string      `toml:"guard_start_timeout"`
+	MaxClients         *int64       `toml:"max_clients"`
+	MaxTSGs            *int64       `toml:"max_tsgs"`
+	MaxChannels        *int64       `toml:"max_channels"`
+	CallsPerSecond     *int64       `toml:"calls_per_second"`
+	CallsBurst         *int64       `toml:"calls_burst"`
+	Policy             *string      `toml:"policy"`
+	PrioRatio          *int64       `toml:"prio_ratio"`
+	BaseTimeslice      *string      `toml:"base_timeslice"`
+	MinTimeslice       *string      `toml:"min_timeslice"`
+	MaxRound           *string      `toml:"max_round"`
+	HighPrioTimeslice  *string      `toml:"high_prio_timeslice"`
+	MaxLoss            *string      `toml:"max_loss"`
+	CapCycle           *string      `toml:"cap_cycle"`
+	SwitchRecords      *bool        `toml:"switch_records"`
+	Enforcement        *string      `toml:"enforcement"`
+	Limits             *string      `toml:"limits"`
+	Managed            *string      `toml:"managed"`
+	HMM                *bool        `toml:"hmm"`
+	Domains            []fileDomain `toml:"domains"`
+	Profiling          *bool        `toml:"profiling"`
+	Graphics           *bool        `toml:"graphics"`
+	Keeper             *bool        `toml:"keeper"`
+	MaxSpill           any          `toml:"max_spill"`
+	SpillReserve       any          `toml:"spill_reserve"`
+	MaxHostMemory      any          `toml:"max_host_memory"`
+	Headroom           any          `toml:"headroom"`
+	HeadroomCores      *string      `toml:"headroom_cores"`
+	Dialects           *[]string    `toml:"dialects"`
+	Pods               *string      `toml:"pods"`
+	PodSettings        *[]string    `toml:"pod_settings"`
+	PodResources       *string      `toml:"pod_resources"`
+	Health             *string      `toml:"health"`
+	HealthIgnoreXids   *[]int64     `toml:"health_ignore_xids"`
 	Sim                struct {
 		DriverVersion *string    `toml:"driver_version"`
 		GPUs          *[]fileGPU `toml:"gpus"`
@@ -76,6 +78,15 @@ type fileGPU struct {
 	Memory any     `toml:"memory"`
 	UUID   *string `toml:"uuid"`
 	BusID  *string `toml:"bus_id"`
+}
+
+type fileDomain struct {
+	Name       *string  `toml:"name"`
+	Weight     *int64   `toml:"weight"`
+	Percent    *int64   `toml:"percent"`
+	Users      []string `toml:"users"`
+	Namespaces []string `toml:"namespaces"`
+	Shared     bool     `toml:"shared"`
 }
 
 // Parse reads the text of a configuration file; name stands for the file in messages.
@@ -125,6 +136,7 @@ func (f file) config() (Config, error) {
 		part("headroom", f.Headroom, &s.Headroom, "each GPU's memory", device.MostHeadroom),
 		percentage("headroom_cores", f.HeadroomCores, &s.HeadroomCores, 0, device.MostHeadroom),
 		dialects(f.Dialects, &s.Dialects),
+		domains(f.Domains, &s.Domains),
 		choice("pods", f.Pods, &s.Pods, device.PodsAny, device.PodsAllocated, device.PodsGPUShare),
 		podSettings(f.PodSettings, &s.PodSettings),
 		socket("pod_resources", f.PodResources, &s.PodResources),
@@ -324,6 +336,69 @@ func runtimes(in, out *[]string) error {
 	}
 	*out = *in
 	return nil
+}
+
+// maxDomains bounds the trust domains, each of which may have a server on each GPU, and who may join one.
+const maxDomains = 64
+
+// domains reads the trust domains.
+func domains(in []fileDomain, out *[]device.Domain) error {
+	if len(in) > maxDomains {
+		return fault("domains", fmt.Sprintf("%d domains", len(in)), fmt.Sprintf("want at most %d", maxDomains))
+	}
+	for i, f := range in {
+		key := fmt.Sprintf("domains[%d].", i)
+		d := device.Domain{Users: f.Users, Namespaces: f.Namespaces, Shared: f.Shared}
+		if f.Name != nil {
+			d.Name = *f.Name
+		}
+		if reason := quota.CheckDomain(d.Name); reason != "" {
+			return fault(key+"name", d.Name, reason)
+		}
+		if slices.ContainsFunc(*out, func(o device.Domain) bool { return o.Name == d.Name }) {
+			return fault(key+"name", d.Name, "want each domain once")
+		}
+		for _, err := range []error{
+			whole(key+"weight", f.Weight, &d.Weight, 1, quota.MaxWeight),
+			whole(key+"percent", f.Percent, &d.Percent, 1, quota.MaxPercent),
+			words(key+"users", f.Users, isUser, `want users' names or numbers, such as ["ann", "1000"]`),
+			words(key+"namespaces", f.Namespaces, isNamespace, `want namespaces of Kubernetes, or "*" for all`),
+		} {
+			if err != nil {
+				return err
+			}
+		}
+		if d.Shared && len(d.Namespaces) == 0 {
+			return fault(key+"shared", true, "is for pods of several namespaces: name them in namespaces, or leave it out")
+		}
+		if !d.Shared && slices.Contains(d.Namespaces, "*") { // each has a server, of which the scheduler knows nothing
+			return fault(key+"namespaces", "*", "want names, or shared = true: else each namespace that somebody makes has a domain of its own")
+		}
+		*out = append(*out, d)
+	}
+	return nil
+}
+
+// words checks a short list.
+func words(key string, list []string, good func(string) bool, want string) error {
+	if len(list) > maxDomains {
+		return fault(key, fmt.Sprintf("%d words", len(list)), fmt.Sprintf("want at most %d", maxDomains))
+	}
+	for _, word := range list {
+		if !good(word) {
+			return fault(key, word, want)
+		}
+	}
+	return nil
+}
+
+// isUser leaves out root, who may do all.
+func isUser(name string) bool {
+	return name != "" && len(name) <= 255 && name != "0" && name != "root" && !strings.ContainsFunc(name, unicode.IsSpace)
+}
+
+func isNamespace(name string) bool {
+	return name == "*" || name != "" && len(name) <= 63 && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }
 
 func dialects(in *[]string, out *[]quota.Dialect) error {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/domain/server"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -54,6 +55,9 @@ func changeLedger(runDir string, t *device.Table, book *ledger.Ledger, old ledge
 		return changed, err
 	}
 	changed.Name = old.Name
+	if err := server.Keep(runDir, changed, req); err != nil {
+		return changed, err
+	}
 	if !changed.Preload {
 		return changed, nil // its guard looks at the ledger, and tells
 	}

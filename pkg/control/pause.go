@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/domain/server"
 	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
@@ -28,7 +29,11 @@ func Pause(runDir string, old ledger.Record, paused bool) (string, error) {
 	if err := RefusePreload(old, command, "", "stop its GPU work"); err != nil {
 		return "", err
 	}
-	r, err := ledger.Open(runDir).Change(old.Nonce, ledger.ChangeRequest{Paused: &paused})
+	req := ledger.ChangeRequest{Paused: &paused}
+	r, err := ledger.Open(runDir).Change(old.Nonce, req)
+	if err == nil {
+		err = server.Keep(runDir, r, req)
+	}
 	if err != nil {
 		return "", err
 	}

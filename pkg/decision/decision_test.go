@@ -82,7 +82,7 @@ func TestShares(t *testing.T) {
 			t.Errorf("%s: %v\n got %s\nwant %s", c.name, err, got, c.want)
 		}
 		for _, share := range shares {
-			if back, err := alloc.Parse(share.String()); err != nil || back != share {
+			if back, err := alloc.Parse(share.Text()); err != nil || back != share {
 				t.Errorf("%s: the runtime reads %+v, %v", c.name, back, err)
 			}
 		}
@@ -221,7 +221,7 @@ func FuzzShares(f *testing.F) {
 				}
 				seen := map[string]bool{}
 				for _, share := range shares {
-					back, err := alloc.Parse(share.String())
+					back, err := alloc.Parse(share.Text())
 					if err != nil || back != share || share.Limit > 15*quota.GiB || share.UUID != gpu0 && share.UUID != gpu1 || seen[share.UUID] ||
 						share.Whole || share.Containers != 1 {
 						t.Fatalf("%s: %+v, %v", s.Name, share, err)

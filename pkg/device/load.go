@@ -82,20 +82,17 @@ func read(path string) (*Table, error) {
 
 // decode reads and validates a table; what another version of cgpu wrote is stale.
 func decode(path string, text []byte) (*Table, error) {
-	var v struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(text, &v); err != nil {
-		return nil, fmt.Errorf("device: %s: %w: not JSON: %w", path, ErrStale, err)
-	}
-	if v.Version != TableVersion {
-		return nil, fmt.Errorf("device: %s: %w: format %d, want %d", path, ErrStale, v.Version, TableVersion)
-	}
 	t := new(Table)
-	if err := json.Unmarshal(text, t); err != nil {
-		return nil, fmt.Errorf("device: %s: %w: %w", path, ErrStale, err)
+	err := json.Unmarshal(text, t) // it goes on behind a value of another type: the version is known
+	switch {
+	case err != nil && t.Version == 0:
+		err = fmt.Errorf("not JSON: %w", err)
+	case t.Version != TableVersion:
+		err = fmt.Errorf("format %d, want %d", t.Version, TableVersion)
+	case err == nil:
+		err = t.Validate()
 	}
-	if err := t.Validate(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("device: %s: %w: %w", path, ErrStale, err)
 	}
 	return t, nil

@@ -134,6 +134,8 @@ type Config struct {
 	Managed string `json:"managed"`
 	// HMM leaves heterogeneous memory management on: ordinary host memory may then move to the GPU, uncounted.
 	HMM bool `json:"hmm,omitempty"`
+	// Domains are the trust domains; none: there are none.
+	Domains []Domain `json:"domains,omitempty"`
 	// Profiling lets containers read the GPU's hardware counters, which count what neighbours do, too.
 	Profiling bool `json:"profiling,omitempty"`
 	// Graphics lets containers draw (Vulkan, OpenGL): a draw, or a dispatch of such a context, is not interrupted when its time is over.

@@ -28,7 +28,7 @@ func answerMemory(used []card, n int, unit quota.Bytes, w *want) (*pluginapi.Con
 			Slice: quota.Slice{Limit: quota.Bytes(n) * unit, Share: quota.Share{Priority: quota.PriorityDefault}},
 		}
 		// The runtime must be able to read it; what it cannot read it would refuse long after the pod was admitted.
-		if _, err := alloc.Parse(s.String()); err != nil {
+		if _, err := alloc.Parse(s.Text()); err != nil {
 			return nil, fmt.Errorf("deviceplugin: %s: %w", ResourceMemory, err)
 		}
 		shares = append(shares, s)

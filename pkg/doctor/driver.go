@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/domain/server"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -55,6 +56,10 @@ var driverChecks = []Check{
 	{Name: "persistence",
 		Means:  "The driver stays loaded without users (persistence mode); otherwise the first call after a pause takes seconds.",
 		Remedy: "start nvidia-persistenced, or nvidia-smi -pm 1", Run: checkPersistence},
+	{Name: "domains",
+		Means: "The node can have trust domains (`domains` in cgpu.toml): a guard enforces, the driver's control daemon of MPS is installed, " +
+			"and its server may have a user namespace.",
+		Remedy: "install nvidia-cuda-mps-control, or take the domains out of cgpu.toml", Run: checkDomains},
 }
 
 const driverVersionFile = "/proc/driver/nvidia/version"
@@ -346,4 +351,47 @@ func (h *Host) nvidiaSMI(property string) ([]string, error) {
 		list = append(list, strings.TrimSpace(l))
 	}
 	return list, nil
+}
+
+// checkDomains says what domains lack here; of a node that names none it is no fault.
+func checkDomains(h *Host) Result {
+	t, err := h.node()
+	if t == nil {
+		return skip("there is no node table: %v", err)
+	}
+	var names []string
+	for _, d := range t.Config.Domains {
+		names = append(names, d.Name)
+	}
+	lack, remedy := h.lacksForDomains(t)
+	switch {
+	case lack != "" && len(names) == 0:
+		return skip("none are named in cgpu.toml, and the node could have none: %s", lack)
+	case lack != "":
+		return fail("%s: %s", strings.Join(names, ", "), lack).but("%s", remedy)
+	case len(names) == 0:
+		return ok("none are named in cgpu.toml; the node could have some")
+	}
+	return ok("%s", strings.Join(names, ", "))
+}
+
+func (h *Host) lacksForDomains(t *device.Table) (lack, remedy string) {
+	if setting := t.Config.Unguarded(); setting != "" {
+		return setting + " in cgpu.toml: no guard keeps domains apart", "take it out of cgpu.toml, or the domains"
+	}
+	if _, err := server.ControlProgram(t); err != nil {
+		lack, remedy, _ = strings.Cut(err.Error(), ": ")
+		return lack, remedy
+	}
+	for path, bad := range map[string]string{
+		"/proc/sys/user/max_user_namespaces":                     "0",
+		"/proc/sys/kernel/unprivileged_userns_clone":             "0",
+		"/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",
+	} {
+		if text, found := h.text(path); found && strings.TrimSpace(text) == bad {
+			return fmt.Sprintf("%s is %s: a user without privileges gets no user namespace of use", path, bad),
+				"let users have user namespaces (sysctl), or take the domains out of cgpu.toml"
+		}
+	}
+	return "", ""
 }

@@ -161,7 +161,7 @@ func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResul
 			"request some, and leave weight out", v1alpha1.Kind, g.Index))
 	}
 	// What cgpu-runtime could not read would be found out only when the container starts.
-	if _, err := alloc.Parse(s.String()); err != nil {
+	if _, err := alloc.Parse(s.Text()); err != nil {
 		return fault(err)
 	}
 	return s, nil
@@ -239,8 +239,15 @@ func divide(s *alloc.Share, used consumption, asked asked, config *v1alpha1.VGPU
 	}
 	spill := quota.Bytes(config.Spill.Value()).FloorMiB()
 	if asked.whole && containers == 1 && config.Percent == nil && spill == 0 {
+		if config.Domain != nil {
+			return fmt.Errorf("%s domain: %q: is for shares of a GPU, and this is all of it: ask for some memory of it",
+				v1alpha1.Kind, *config.Domain)
+		}
 		*s = whole(*s)
 		return nil
+	}
+	if config.Domain != nil {
+		s.Domain = *config.Domain
 	}
 	memory := used.memory
 	if !asked.memory {

@@ -131,6 +131,8 @@ func TestShares(t *testing.T) {
 			share(sixGi + ",weight=3,priority=high")},
 		"later over earlier": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3,"spill":"1Gi"`),
 			configFor(byClaim, `,"weight":4,"spill":0`)}, 1, vgpuClass, share(sixGi + ",weight=4")},
+		"a trust domain, the class's": {"6Gi 0 1", configs{configFor(byClass, `,"domain":"team"`)}, 1, vgpuClass,
+			share(sixGi + ",weight=1,domain=team")},
 		"of another request": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`, "other"), configFor(byClaim, `,"weight":4`, "x", "gpu")},
 			1, vgpuClass, share(sixGi + ",weight=4")},
 		"of another driver": {"6Gi 0 1", configs{{Source: byClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
@@ -147,7 +149,7 @@ func TestShares(t *testing.T) {
 		}
 		list, err := node{"node1", tab, nil, nil}.shares(asking(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r},
 			c.configs...), c.class, ""))
-		if err != nil || len(list) != 1 || list[0].share.String() != c.want {
+		if err != nil || len(list) != 1 || list[0].share.Text() != c.want {
 			t.Errorf("%s: %v\n got %+v\nwant %s", name, err, list, c.want)
 		}
 	}
@@ -226,7 +228,7 @@ func TestDivided(t *testing.T) {
 	} {
 		claim := asking(claimWith([]result{resultOf("6Gi 0 " + c.containers)}, configFor(byClaim, c.fields)), vgpuClass, "6Gi")
 		list, err := node{"node1", tableOf(1), nil, nil}.shares(claim)
-		if err != nil || list[0].share.String() != share(c.want) {
+		if err != nil || list[0].share.Text() != share(c.want) {
 			t.Errorf("%+v: %v, %v", c, list, err)
 		}
 	}
@@ -248,7 +250,7 @@ func TestFixed(t *testing.T) {
 		list, err := node{"node1", tableOf(1), nil, cards}.shares(asking(claimWith([]result{resultOf(c.used)}, configFor(byClaim, c.fields)),
 			vgpuClass, "6Gi"))
 		if (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), c.want) || !c.refused &&
-			!strings.Contains(list[0].share.String(), c.want) {
+			!strings.Contains(list[0].share.Text(), c.want) {
 			t.Errorf("%+v: %+v, %v", c, list, err)
 		}
 	}
@@ -343,7 +345,7 @@ func FuzzShares(f *testing.F) {
 			return
 		}
 		s := list[0].share
-		if got, err := alloc.Parse(s.String()); err != nil || !cmp.Equal(got, s) {
+		if got, err := alloc.Parse(s.Text()); err != nil || !cmp.Equal(got, s) {
 			t.Errorf("%v: %v %s", s, err, cmp.Diff(s, got))
 		}
 		m, p, n := r.ConsumedCapacity["memory"], r.ConsumedCapacity["cores"], r.ConsumedCapacity["containers"]

@@ -185,7 +185,7 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	var b strings.Builder
 	asked := ask.Quota
 	for _, s := range ask.Shares {
-		fmt.Fprintf(&b, "share    %s\n", s)
+		fmt.Fprintf(&b, "share    %s\n", s.Text())
 	}
 	for _, name := range slices.Sorted(maps.Keys(asked.Asked)) {
 		fmt.Fprintf(&b, "asked    %s=%s\n", name, terminal.Printable(asked.Asked[name]))

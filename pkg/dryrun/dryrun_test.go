@@ -148,7 +148,7 @@ func TestSpecAllocated(t *testing.T) {
 	}{
 		{name: "claims", kind: "container", shares: []alloc.Share{share(0), whole}},
 		{name: "plugin-liar", kind: "container", env: six("ALIYUN_COM_GPU_CORE_PERCENTAGE=20", "ALIYUN_COM_GPU_HIGH_PRIO=1"),
-			annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/gpu-mem-container": "15"}},
+			annotations: map[string]string{alloc.AnnotationShares: share(1).Text(), "cgpu.io/gpu-mem-container": "15"}},
 		{name: "sandbox", kind: "sandbox", shares: []alloc.Share{share(0)}},
 		{name: "unallocated", kind: "container", env: six(),
 			refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
@@ -220,7 +220,7 @@ func TestSpecAllocatedIsAlike(t *testing.T) {
 		if way == "hooks" {
 			given["hooks"] = map[string]any{"createRuntime": []any{map[string]any{"path": "/b/cgpu-hook", "args": alloc.HookArgs(share)}}}
 		} else {
-			notes[alloc.AnnotationShares] = share.String()
+			notes[alloc.AnnotationShares] = share.Text()
 		}
 		given["annotations"] = notes
 		raw, err := json.Marshal(given)

@@ -157,7 +157,7 @@ func (p picture) tellVGPU(e emit, g snapshot.GPU, v snapshot.VGPU, labels []*dto
 	}
 	paused := v.Paused || v.State == snapshot.StatePaused
 	e.info(vgpuInfo, 1, labels, text(v.ID), v.Enforcement, strconv.FormatBool(v.Native), weight, percent, v.Priority.String(),
-		strconv.FormatBool(paused))
+		strconv.FormatBool(paused), text(v.Domain))
 	guarded := v.Enforcement == device.EnforceGuard
 	if v.Answered {
 		e(vgpuUsed, float64(v.Used), labels)

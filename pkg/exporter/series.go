@@ -102,8 +102,9 @@ var (
 var (
 	vgpuInfo = define(ofVGPU, gauge, "container_info",
 		"1, with the whole ID, who enforces the limit (guard, preload or driver), whether the GPU is the container's alone (native), "+
-			"weight, percent (empty: no cap) and priority as set, and whether the container is paused, by cgpu pause or by its engine.",
-		"container_id", "enforcement", "native", "weight", "percent", "priority", "paused")
+			"weight, percent (empty: no cap) and priority as set, whether the container is paused, by cgpu pause or by its engine, and the "+
+			"trust domain that it computes in or is the MPS server of (empty: none).",
+		"container_id", "enforcement", "native", "weight", "percent", "priority", "paused", "domain")
 	vgpuLimit   = define(ofVGPU, gauge, "container_memory_limit_bytes", "Memory that the container may have; absent of a whole GPU.")
 	vgpuUsed    = define(ofVGPU, gauge, "container_memory_used_bytes", "Memory that is charged to the container, managed memory included.")
 	vgpuSpilled = define(ofVGPU, gauge, "container_memory_spilled_bytes",

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/opencgpu/cgpu/pkg/domain/server"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/hostrun"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -20,14 +21,15 @@ import (
 
 // Done is what cgpu gc has done.
 type Done struct {
-	Removed []Removed  `json:"removed"` // containers whose shares were given back
-	Paused  []Leftover `json:"paused"`  // what guards that are gone had left paused
-	Sockets int        `json:"sockets"` // files of containers that are gone
-	Pages   int        `json:"pages"`
-	Bundles int        `json:"bundles"`
-	Logs    int        `json:"logs"`
-	Cgroups int        `json:"cgroups"` // of cgpu run
-	failed  bool
+	Removed   []Removed  `json:"removed"` // containers whose shares were given back
+	Paused    []Leftover `json:"paused"`  // what guards that are gone had left paused
+	Sockets   int        `json:"sockets"` // files of containers that are gone
+	Pages     int        `json:"pages"`
+	Bundles   int        `json:"bundles"`
+	Logs      int        `json:"logs"`
+	Cgroups   int        `json:"cgroups"`   // of cgpu run
+	Processes int        `json:"processes"` // of MPS servers that no record names, which were ended
+	failed    bool
 }
 
 type Removed struct {
@@ -52,6 +54,8 @@ func Collect(runDir string) (done Done, err error) {
 		_ = event.Append(runDir, event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: view.Shares(r)})
 		done.Removed = append(done.Removed, Removed{r.ID, r.Nonce, snapshot.Named(r).Name, view.Shares(r)})
 	}
+	var evictErr error
+	done.Processes, evictErr = server.Evict(runDir)
 	cgroups := hostrun.Cgroups() // before the records: who makes one has a record by then
 	var records []ledger.Record
 	if err == nil {
@@ -66,7 +70,7 @@ func Collect(runDir string) (done Done, err error) {
 	done.Cgroups = removeCgroups(runDir, cgroups, records)                   // by their logs, so before these are swept
 	swept, sweepErr := book.Sweep()
 	done.Sockets, done.Pages, done.Bundles, done.Logs = swept.Sockets, swept.Pages, swept.Bundles, swept.Logs
-	err = errors.Join(err, sweepErr)
+	err = errors.Join(err, evictErr, sweepErr)
 	done.failed = err != nil
 	return done, err
 }
@@ -86,6 +90,9 @@ func (done Done) Print(w io.Writer) error {
 		} else {
 			fmt.Fprintf(&text, "removed the note of what was paused of %s\n", what)
 		}
+	}
+	if done.Processes > 0 {
+		fmt.Fprintf(&text, "ended processes of MPS servers that are gone: %d\n", done.Processes)
 	}
 	var files []string
 	for _, kind := range []struct {

@@ -22,6 +22,8 @@ type Container interface {
 	Gone(Channel)
 	// Owners lists who made the container's RM clients, by which the driver names contexts.
 	Owners() map[int]bool
+	// Guests lists processes of other containers that have handles on groups of this one (trust domains).
+	Guests() []int
 	// File finds the file that a client lives on.
 	File(Client) (File, bool)
 	// UserPage opens the user-driver page of a channel; nil: it has none.
@@ -40,6 +42,7 @@ type Client interface {
 type Group struct {
 	Client Client
 	Handle uint32
+	Of     any // what it is a handle of: the same for all handles of a group
 }
 
 // Channel is a channel.

@@ -238,7 +238,7 @@ func (c *fakeContainer) client(handle uint32) *fakeRMClient {
 	defer c.mu.Unlock()
 	x := &fakeRMClient{handle, os.Getpid()}
 	for i := range c.Config.GPUs {
-		c.groups[Group{x, workGroup + uint32(i)}] = i
+		c.groups[fakeGroup(x, workGroup+uint32(i))] = i
 	}
 	return x
 }
@@ -260,7 +260,11 @@ func (c *fakeContainer) free(client, group uint32) {
 	of := c.ofClient(client)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.groups, Group{of, group})
+	delete(c.groups, fakeGroup(of, group))
+}
+
+func fakeGroup(of Client, handle uint32) Group {
+	return Group{of, handle, [2]uint32{of.Handle(), handle}}
 }
 
 // channels makes channels in a group.
@@ -320,6 +324,7 @@ func (c *fakeContainer) Gone(ch Channel) {
 	c.freed = append(c.freed, ch.Object.(fakeName))
 }
 
+func (c *fakeContainer) Guests() []int                 { return nil }
 func (c *fakeContainer) Owners() map[int]bool          { return map[int]bool{os.Getpid(): true} }
 func (c *fakeContainer) RM() (*rmclient.Client, error) { return c.own, nil }
 

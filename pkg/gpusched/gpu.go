@@ -219,17 +219,27 @@ func (x *gpuScheduler) receiveRow() {
 // part is what the arbiter is told.
 func (x *gpuScheduler) part(groups []Group) peerpage.Guard {
 	plan, since := x.local.Plan()
-	g := peerpage.Guard{Plan: plan, Adopted: since, Contexts: len(groups)}
+	g := peerpage.Guard{Plan: plan, Adopted: since, Contexts: distinct(groups)}
 	g.Pressing = plan.Share.Priority == quota.PriorityHigh && x.priority != nil && x.priority.pressing()
 	for _, r := range groups {
 		g.PIDs = append(g.PIDs, r.Client.PID())
 	}
+	g.PIDs = append(g.PIDs, x.s.Container.Guests()...)
 	slices.Sort(g.PIDs)
 	if g.PIDs = slices.Compact(g.PIDs); len(g.PIDs) > peerpage.MaxPIDs {
 		x.s.LogOnce("pids", "more processes have contexts than the arbiter can be told of; what the others do is nobody's",
 			"most", peerpage.MaxPIDs)
 	}
 	return g
+}
+
+// distinct counts groups, each once.
+func distinct(handles []Group) int {
+	of := map[any]bool{}
+	for _, r := range handles {
+		of[r.Of] = true
+	}
+	return len(of)
 }
 
 const (

@@ -14,7 +14,7 @@ func (s *Scheduler) Status(gpu int) *api.ComputeStatus {
 	if x == nil {
 		return nil
 	}
-	groups, now := len(s.Container.Groups(gpu)), s.Now()
+	groups, now := distinct(s.Container.Groups(gpu)), s.Now()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.receiveRow()

@@ -102,6 +102,10 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many",
 			"class", c.class.Name))
 	}
+	if g.isMember() && !g.account.roomBelowLent(c.allocClient(), c.allocParent(), c.class) {
+		return answer(c.deny(rm.StatusInsufficientResources, "belowlent", "denied a CUDA context: a member of a trust domain may have so many, "+
+			"of the 64 that an MPS server has for all", "contexts", maxLentShares, "channels", maxLentChannels))
+	}
 	if check := allocs[c.class.Kind]; check != nil {
 		return check(g, c)
 	}

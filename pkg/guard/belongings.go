@@ -55,13 +55,8 @@ func (g *Guard) livingFirst() int {
 // findBelongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. Others' containers
 // are left to their guards, until the container is over.
 func (g *Guard) findBelongings(over bool) *belongings {
-	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{},
-		mounts: map[int]bool{}, over: over}
-	for _, pid := range []int{os.Getpid(), 1} {
-		if namespace, ok := mountNamespace(pid); ok {
-			b.host[namespace] = true
-		}
-	}
+	b := newBelongings()
+	b.over = over
 	for _, tgid := range append(g.containerPIDs(), g.livingFirst()) { // which is elsewhere if root has moved it
 		namespace, ok := mountNamespace(tgid)
 		if !ok || b.host[namespace] || b.namespaces[namespace] {
@@ -76,6 +71,35 @@ func (g *Guard) findBelongings(over bool) *belongings {
 			b.mounts[id] = true
 		}
 	}
+	g.addGuarded(b, func(r ledger.Record) bool { return !over && r.Nonce != g.cfg.Nonce })
+	return b
+}
+
+// findShelters are the mount namespaces in which no guard looks for outsiders: the host's, and those of containers' first processes.
+func (g *Guard) findShelters() *belongings {
+	b := newBelongings()
+	g.addGuarded(b, func(ledger.Record) bool { return true })
+	return b
+}
+
+// shelters says that no guard looks at a process, which is in that mount namespace.
+func (b *belongings) shelters(who outsider, namespace uint64) bool {
+	return b.host[namespace] || b.guarded[namespace] || b.guards[who]
+}
+
+func newBelongings() *belongings {
+	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{},
+		mounts: map[int]bool{}}
+	for _, pid := range []int{os.Getpid(), 1} {
+		if namespace, ok := mountNamespace(pid); ok {
+			b.host[namespace] = true
+		}
+	}
+	return b
+}
+
+// addGuarded adds the guards of all containers, and the mount namespaces of some.
+func (g *Guard) addGuarded(b *belongings, some func(ledger.Record) bool) {
 	records, err := ledger.Open(g.cfg.RunDir).List()
 	if err != nil {
 		g.logOnce("outside-ledger", "cannot tell which containers have guards", "err", err)
@@ -84,13 +108,12 @@ func (g *Guard) findBelongings(over bool) *belongings {
 		if r.GuardPID != 0 {
 			b.guards[outsider{PID: r.GuardPID, Start: r.GuardStart}] = true
 		}
-		if start, err := ledger.ProcStart(r.InitPID); !over && r.Nonce != g.cfg.Nonce && r.Socket != "" && err == nil && start == r.InitStart {
+		if start, err := ledger.ProcStart(r.InitPID); some(r) && r.Socket != "" && err == nil && start == r.InitStart {
 			if namespace, ok := mountNamespace(r.InitPID); ok {
 				b.guarded[namespace] = true
 			}
 		}
 	}
-	return b
 }
 
 // mountNamespace is the number of a process' mount namespace.

@@ -128,8 +128,7 @@ func TestOutsideMembers(t *testing.T) {
 				container.ended()
 				g.endOutsiders()
 			} else {
-				g.sentFDs.everywhere, g.sentFDs.awake = time.Time{}, true
-				g.checkGPUHolders()
+				lookAround(t, g)
 			}
 			if c.ended && !holder.ended() || !c.ended && !holder.lives() {
 				t.Errorf("lives: %v", !c.ended)
@@ -177,8 +176,7 @@ func TestOutsidePidNamespace(t *testing.T) {
 	g.sentFDs.inCgroup, g.managed.pids = nil, nil
 	g.initPID, g.cgroups = container.pid(), cgroupsOf(container.pid())
 	g.initStart, _ = ledger.ProcStart(container.pid())
-	g.sentFDs.everywhere, g.sentFDs.awake = time.Time{}, true
-	g.checkGPUHolders()
+	lookAround(t, g)
 	for range 1000 {
 		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", orphan)); err != nil || strings.Contains(string(stat), ") Z ") {
 			return

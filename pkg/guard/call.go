@@ -31,17 +31,19 @@ type trappedCall struct {
 	statusOnly int
 	// undo takes back what the call made, for a caller that is gone before it could be told. Nil: nothing was made.
 	undo func()
-	// lost is set when the call dropped something, so that it would fail if it were made again.
-	lost bool
+	// once is set when the driver has said OK to a call that it may refuse if it is made again.
+	once bool
 	// root is the file of a root alloc that is let through.
 	root *file
 	// wrapped marks a call out of an XFER: it must not run natively, since what sits in the XFER may change.
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
 	executed bool
-	// absent is set when the call names what there is not; roots were let through until then. named is what was looked at last, for the log.
+	// absent is set when the call names what there is not; roots were let through until then. named is what was looked at last, for the log;
+	// it is gone if it must not be made meanwhile.
 	absent bool
 	named  uint32
+	gone   bool
 	roots  int64
 	// locked are the clients whose calls wait for this one.
 	locked callLock

@@ -4,7 +4,9 @@ package guard
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"os"
 	"path/filepath"
@@ -155,20 +157,39 @@ func cgroupOf(pid int, controller string) (string, bool) {
 	return "", false
 }
 
-// cpuUsage reads from a cgroup's folder what it has used of the CPUs: with v1 from cpuacct.usage (ns), with v2 from cpu.stat.
+// cpuUsage reads from a cgroup's folder what it has used of the CPUs.
 func cpuUsage(dir string) (time.Duration, bool) {
-	if b, err := os.ReadFile(filepath.Join(dir, cpuFileV1)); err == nil {
-		n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
-		return time.Duration(n), err == nil
-	}
-	b, err := os.ReadFile(filepath.Join(dir, cpuFileV2))
+	f, err := openUsage(dir)
 	if err != nil {
 		return 0, false
 	}
-	for line := range bytes.Lines(b) {
+	defer f.Close()
+	return readUsage(f)
+}
+
+// openUsage opens where that is told: with v1 cpuacct.usage, with v2 cpu.stat.
+func openUsage(dir string) (*os.File, error) {
+	f, err := os.Open(filepath.Join(dir, cpuFileV1))
+	if err != nil {
+		f, err = os.Open(filepath.Join(dir, cpuFileV2))
+	}
+	return f, err
+}
+
+// readUsage reads it: with v1 ns and nothing else, with v2 a line "usage_usec N", the first one.
+func readUsage(f *os.File) (time.Duration, bool) {
+	var buf [1024]byte
+	n, err := f.ReadAt(buf[:], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return 0, false
+	}
+	unit := time.Nanosecond
+	for line := range bytes.Lines(buf[:n]) {
 		if value, ok := bytes.CutPrefix(line, []byte("usage_usec ")); ok {
-			n, err := strconv.ParseInt(string(bytes.TrimSpace(value)), 10, 64)
-			return time.Duration(n) * time.Microsecond, err == nil
+			line, unit = value, time.Microsecond
+		}
+		if n, err := strconv.ParseInt(string(bytes.TrimSpace(line)), 10, 64); err == nil {
+			return time.Duration(n) * unit, true
 		}
 	}
 	return 0, false

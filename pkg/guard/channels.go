@@ -82,10 +82,12 @@ const (
 func (g *Guard) checkTSG(c *trappedCall) plan {
 	o := c.newObject()
 	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
-	o.graphics = true
-	if o.engine > engineGRLast {
-		o.graphics = false
+	o.group = &channelGroup{graphics: o.engine <= engineGRLast}
+	if !o.group.graphics {
 		return g.planObject(c, o)
+	}
+	if g.isMember() && o.engine != 0 { // what is on no engine yet may be for copies (before Ampere)
+		return g.denyOwnContext(c)
 	}
 	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
 	if !ok {
@@ -128,6 +130,10 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 			"max", commonChannels))
 	}
 	o.contextShare = rm.U32(p, rm.ChannelContextShare)
+	if !g.account.mayHaveChannel(c.allocClient(), o.parent, o.contextShare) {
+		return answer(c.deny(rm.StatusNotSupported, "legacychannel",
+			"denied a channel without a context share of its own in a group that several clients have"))
+	}
 	if len(p) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
 		page, ok := c.acquireObject(c.allocClient(), o.userd.memory)
@@ -181,6 +187,9 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 	if !g.account.isGroup(client, owner) {
 		return answer(c.deny(rm.StatusNotSupported, "loneobject",
 			"denied an object of the graphics engine on a channel that is in no channel group"))
+	}
+	if g.isMember() && !g.account.isLent(client, owner) {
+		return g.denyOwnContext(c)
 	}
 	context := cost{gpu: noGPU}
 	if !charged && g.cfg.Settings.ContextOverhead > 0 {

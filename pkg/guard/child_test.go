@@ -307,6 +307,54 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
+	// mpscontext CLIENT → group channel: as context, and the channel has a context share, as libcuda's have
+	"mpscontext": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p, q := make([]byte, 20), make([]byte, 368)
+		rm.PutU32(p, rm.TSGEngineType, engineGR)
+		tsg, err := c.alloc(c.dev, 0, 0xa06c, p)
+		if err != nil {
+			return "", err
+		}
+		share, err := c.alloc(tsg, 0, classContextShare, make([]byte, 12))
+		if err != nil {
+			return "", err
+		}
+		rm.PutU32(q, rm.ChannelContextShare, share)
+		channel, err := c.alloc(tsg, 0, 0xc86f, q)
+		return fmt.Sprint(tsg, channel), err
+	},
+	// channel CLIENT GROUP [SHARE] → channel
+	"channel": func(s *childState, a []int) (string, error) {
+		p := make([]byte, 368)
+		if len(a) > 2 {
+			rm.PutU32(p, rm.ChannelContextShare, uint32(a[2]))
+		}
+		channel, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xc86f, p)
+		return fmt.Sprint(channel), err
+	},
+	// share CLIENT GROUP → context share
+	"share": func(s *childState, a []int) (string, error) {
+		share, err := s.clients[a[0]].alloc(uint32(a[1]), 0, classContextShare, make([]byte, 12))
+		return fmt.Sprint(share), err
+	},
+	// engine CLIENT CHANNEL → an object of the graphics engine
+	"engine": func(s *childState, a []int) (string, error) {
+		h, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xcbc0, make([]byte, 16))
+		return fmt.Sprint(h), err
+	},
+	// schedule CLIENT GROUP: lets its channels run
+	"schedule": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
+	},
+	// preempt CLIENT GROUP: takes it off the GPU
+	"preempt": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), 0xa06c0105, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	},
+	// schedulechannel CLIENT CHANNEL
+	"schedulechannel": func(s *childState, a []int) (string, error) {
+		return "", s.clients[a[0]].control(uint32(a[1]), scheduleChannel, []byte{1, 0, 0})
+	},
 	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC
 	// (2)
 	"notifier": func(s *childState, a []int) (string, error) {
@@ -327,10 +375,6 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 			_, err = c.alloc(channel, 0, 0xcbc0, make([]byte, 16)) // it has no token before
 		}
 		return fmt.Sprint(tsg, channel), err
-	},
-	// schedule CLIENT GROUP: lets its channels run
-	"schedule": func(s *childState, a []int) (string, error) {
-		return "", s.clients[a[0]].control(uint32(a[1]), scheduleGroup, []byte{1, 0, 0})
 	},
 	// token CLIENT CHANNEL: has the driver write to the channel's notifier
 	"token": func(s *childState, a []int) (string, error) {

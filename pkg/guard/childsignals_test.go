@@ -10,10 +10,14 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/test/interrupt"
 )
 
-// childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART, and 50 at least.
+// childSignals CLIENT TIMER_US MS: allocations, frees, and files that lend their identity, under a timer, half of the time with SA_RESTART,
+// and 50 at least.
 func childSignals(s *childState, a []int) (string, error) {
 	c := s.clients[a[0]]
 	seen := make(chan os.Signal, 1024)
@@ -41,12 +45,27 @@ func childSignals(s *childState, a []int) (string, error) {
 			if err == nil {
 				err = c.free(h)
 			}
+			if err == nil {
+				err = s.lend(c)
+			}
 			if err != nil {
 				return "", fmt.Errorf("call %d, SA_RESTART %v: %w", calls, restart, err)
 			}
 		}
 	}
 	return fmt.Sprint(calls, " ", interrupted.Load()), nil
+}
+
+// lend gives a new file the identity of a client's. The driver refuses that the second time.
+func (s *childState) lend(c *rmClient) error {
+	fd, err := s.open("nvidiactl", unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	o := make([]byte, rm.RegisterFDSize)
+	rm.PutU32(o, rm.RegisterFDFD, uint32(c.fd))
+	return (&rmClient{fd: fd}).ioctl(rm.EscRegisterFD, o)
 }
 
 // childRace CLIENT MS: threads make, copy and free the same few handles at the same time, each without a look at the others.

@@ -12,6 +12,25 @@ const controlContextProperties = 0x801707 // NV0080_CTRL_CMD_FIFO_GET_ENGINE_CON
 // contextRest is what a group takes beside the buffers of its context: instance blocks of channels, and tables. 0.66 MiB on an H200.
 const contextRest = quota.MiB
 
+// sharedContext is what a channel group takes beside its context when a second client has it: the driver makes room for the contexts of 63
+// others. 126 MiB of an H200, which are in no process' account and stay as long as the group (580.159.04, docs/internals/mps.md).
+const sharedContext = 128 * quota.MiB
+
+// chargeShared charges a group what it takes for its second client, once. False: it does not fit.
+func (g *Guard) chargeShared(client uint32, o object) bool {
+	if g.account.isSet(&o.group.shared) {
+		return true
+	}
+	want := cost{gpu: g.account.gpuOf(client, o.handle), size: sharedContext}
+	if want.gpu == noGPU || !g.reserve(want) {
+		return false
+	}
+	if !g.account.chargeGroup(client, o.handle, want, &o.group.shared) {
+		g.account.unreserve(want)
+	}
+	return true
+}
+
 // contextMemory is what a channel group with a context on the graphics engine is charged: context_overhead, or what its buffers come to on
 // this GPU where that is more. 0 in the configuration means nothing.
 func (g *Guard) contextMemory(gpu int) quota.Bytes {
@@ -57,20 +76,19 @@ type contextBuffer struct {
 	buffer uint32
 }
 
-// chargeGFXP adds what reserve took to what an object is charged. False: it is gone.
-func (a *account) chargeGFXP(clientHandle, handle uint32, gpu int, size quota.Bytes) bool {
+// chargeGroup adds what reserve took to what a group is charged, for what flag stands for. False: it is gone, or has been charged for that.
+func (a *account) chargeGroup(client, handle uint32, took cost, flag *bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	c := a.clients[clientHandle]
-	if c == nil || c.objects[handle] == nil {
+	o := a.clients[client].object(handle)
+	if o == nil || *flag {
 		return false
 	}
-	o := c.objects[handle]
-	if o.gfxp = true; o.charge == nil {
-		o.charge = &charge{gpu: gpu, handles: 1}
+	if *flag = true; o.charge == nil {
+		o.chargeAll(&charge{gpu: took.gpu})
 	}
-	o.charge.size += size
-	a.books.note(o)
+	o.charge.size += took.size
+	a.noteHandles(o)
 	a.books.note(o.charge)
 	return true
 }

@@ -16,6 +16,7 @@ var controls = map[rm.ControlKind]rule{
 	rm.ControlAttach:         {check: (*Guard).checkAttach},
 	rm.ControlHide:           {check: answerHidden},
 	rm.ControlPreemptionMode: {locks: true, check: (*Guard).checkPreemptionMode},
+	rm.ControlPreempt:        {locks: true, check: (*Guard).checkPreempt},
 	rm.ControlStopChannel:    {check: (*Guard).checkStopChannel},
 	rm.ControlThermal:        {check: (*Guard).checkThermal},
 	rm.ControlBoost:          {check: (*Guard).checkBoost},
@@ -61,6 +62,11 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	}
 	if c.isUnseen(c.target(), c.controlClient(), c.controlObject()) {
 		return c.denyUnseen()
+	}
+	// A member may preempt what it computes in, as libcuda does with each context that it destroys (checkPreempt).
+	if g.isMember() && (ctl.Context || ctl.Kind != rm.ControlPreempt && g.account.isLent(c.controlClient(), c.controlObject())) {
+		return c.deny(rm.StatusNotSupported, "lent"+ctl.Name, "denied a control of the channel group, or the context, that all members of the "+
+			"trust domain have", "control", ctl.Name)
 	}
 	c.control = ctl
 	size := rm.U32(o, rm.ControlParamsSize)
@@ -137,6 +143,19 @@ func (g *Guard) checkAttach(c *trappedCall) plan {
 // checkStopChannel: else the driver waits with its locks held until the channel is idle, for seconds (ctrla06fgpfifo.h).
 func (g *Guard) checkStopChannel(c *trappedCall) plan {
 	c.params[rm.StopImmediate] = 1
+	return plan{ask: true, done: func() { copy(c.params, c.before[1]) }}
+}
+
+// checkPreempt: libcuda takes the groups of a context off the GPU before it ends it (cuCtxDestroy). Kernels are stopped in the middle, so
+// that takes less than a millisecond; a context that draws would be waited for with the driver's locks held. It waits for as long as is
+// paid for: the driver lets callers choose up to a second, and without a wait a second one has undefined results (ctrla06c.h).
+func (g *Guard) checkPreempt(c *trappedCall) plan {
+	client, group := c.controlClient(), c.controlObject()
+	if x := g.account.preemptionOf(client, group); !g.account.isGroup(client, group) || x.context && x.runs && !x.preempts {
+		return answer(c.deny(rm.StatusNotSupported, "preempt", "denied NVA06C_CTRL_CMD_PREEMPT of a group that draws, or of what is no group"))
+	}
+	c.params[rm.PreemptGroupWait], c.params[rm.PreemptGroupManual] = 1, 1
+	rm.PutU32(c.params, rm.PreemptGroupTimeout, uint32(c.control.HoldsLocks.Microseconds()))
 	return plan{ask: true, done: func() { copy(c.params, c.before[1]) }}
 }
 

@@ -140,7 +140,7 @@ func (a *account) engineOf(client, handle uint32) (engine uint32, ok bool) {
 	switch {
 	case group == nil || group.engine == 0 && o.engine != 0:
 		return o.engine, true
-	case group.engine == 0 && group.graphics:
+	case group.engine == 0 && group.group != nil && group.group.graphics:
 		return engineGR, true
 	}
 	return group.engine, true

@@ -99,7 +99,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd,
 		flight: w.flight, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
-	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.listener.valid(notif.ID) }) {
+	if task.lastAnswer.replayOrForget(c, func() bool { return c.refuses(rep) }, func() bool { return w.listener.valid(notif.ID) }) {
 		rep = replyDone
 		g.stats.replayed.Add(1)
 	}

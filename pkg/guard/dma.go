@@ -105,7 +105,6 @@ func (g *Guard) checkUnmapDMA(c *trappedCall) plan {
 	return plan{ask: true, commit: func() {
 		at := dmaPlace{rm.U32(o, rm.DMADevice), rm.U64(o, form.Address)}
 		g.account.removeDMA(rm.U32(o, rm.DMAClient), rm.U32(o, rm.DMAMapper), at, rm.U64(o, form.Length))
-		c.lost = true
 	}}
 }
 

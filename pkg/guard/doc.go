@@ -28,7 +28,7 @@
 //	host memory        hostmemory.go, spill.go, kernelmap.go (mapped into the kernel)
 //	managed memory     managed.go, managedlimit.go (its part of the account), spans.go (ranges), maps.go (/proc/PID/maps)
 //	for the processor  windows.go (RM_MAP_MEMORY)
-//	for others         share.go (RM_SHARE), export.go (objects in files)
+//	for others         share.go (RM_SHARE), export.go (objects in files), lend.go, loans.go (to members of a trust domain)
 //	UVM                uvm.go, uvmmaps.go (what is mapped), uvmranges.go, uvmspace.go (address spaces, channels), uvmtables.go
 //	                   (page tables), zombies.go
 //
@@ -45,7 +45,7 @@
 //	another guard      books.go (what is written down), flight.go (calls under way), keep.go (the keeper), revive.go (a guard of the books),
 //	                   rise.go, takeback.go (what was under way)
 //	ends               teardown.go (channels, UVM address spaces), sweep.go (files that are closed), sentfds.go (files sent out of the
-//	                   container), belongings.go (what is the container's)
+//	                   container), lookout.go (one guard looks for all), belongings.go (what is the container's)
 //
 // Packages beside it: journal and keeper (what outlives this process),
 // guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one), handover (its state as
@@ -61,7 +61,8 @@
 //	sentFDs.mu, Guard.preemptMu, Guard.teardownMu, Guard.sweepTurnMu
 //	                   one look at processes outside, at contexts that were made unseen, one end of an address space, one sweep in the
 //	                   background at a time; none of these is taken with another
-//	client.calls       calls that make, open or drop objects of an RM client; of two clients that with the smaller handle first (callLock)
+//	client.calls       calls that make, open or drop objects of an RM client; of two clients that with the smaller handle first (callLock).
+//	                   A member of a trust domain waits with it for one of the server's, in another guard (borrow), and never the reverse
 //	file.uvm           calls on a UVM address space, or on a file with exports, are recorded in the driver's order
 //	Guard.sweepMu      one sweep at a time. It waits for no end of an address space; who needs its memory does, without the lock
 //	UserPages.viewing, Scheduler.Lock, gpuScheduler.mu

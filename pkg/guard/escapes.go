@@ -72,7 +72,6 @@ func (g *Guard) checkFree(c *trappedCall) plan {
 
 // recordFree takes an object that a call has freed out of the account.
 func (g *Guard) recordFree(c *trappedCall, handle uint32) {
-	c.lost = true // freed again it would not be found
 	if of := c.locked[0]; of.handle == handle {
 		g.clientGone(of)
 	} else {
@@ -98,10 +97,10 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG || x.class == classContextShare {
+	if x.kind == rm.ClassChannel || x.class == classContextShare || x.group != nil {
 		// Under a second name it could be scheduled, or filled, unseen. And a second handle on a group or a context share does not keep the
 		// address space, of which the driver makes channels below it all the same, when it is gone (kctxshareapiCopyConstruct_IMPL,
-		// kchangrpapiCopyConstruct_IMPL). Nobody has been seen to want that; UVM takes such handles by itself.
+		// kchangrpapiCopyConstruct_IMPL). Of groups MPS wants it, of its server's alone (lend.go); UVM takes such handles by itself.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel, a channel group or a context share"))
 	}
 	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||

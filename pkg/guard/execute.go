@@ -61,6 +61,9 @@ func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
 			return c.status(rm.StatusInvalidClient)
 		}
 		if src != dst && !g.account.ownsClient(src) {
+			if c.call.NR() == rm.EscDupObject && g.cfg.Domain != "" {
+				return g.borrow(c, dst, src)
+			}
 			return c.deny(rm.StatusInvalidClient, "src", "denied a call on an object of another container's client", "client", src)
 		}
 		if r.locks {
@@ -138,6 +141,7 @@ func (c *trappedCall) execute(p plan) reply {
 			p.commit()
 		}
 		if status = c.statusWord(); status == rm.StatusOK {
+			c.once = c.isMadeOnce()
 			return replyDone
 		}
 	} else if p.cancel != nil {

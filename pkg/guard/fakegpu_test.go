@@ -247,7 +247,8 @@ func (c *fakeContainer) client(handle uint32) (file *os.File) {
 	for i := range c.cfg.GPUs {
 		add := func(o object) { c.account.addObject(handle, o, noGPU, 0, 0) }
 		add(object{handle: fakeDevice + uint32(i)<<8, parent: handle, kind: rm.ClassDevice, gpu: i})
-		add(object{handle: workGroup + uint32(i), parent: fakeDevice + uint32(i)<<8, kind: rm.ClassTSG, gpu: noGPU, graphics: true})
+		add(object{handle: workGroup + uint32(i), parent: fakeDevice + uint32(i)<<8, kind: rm.ClassTSG, gpu: noGPU,
+			group: &channelGroup{graphics: true}})
 		add(object{handle: copyGroup + uint32(i), parent: fakeDevice + uint32(i)<<8, kind: rm.ClassTSG, gpu: noGPU})
 	}
 	return file

@@ -155,6 +155,7 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 	g.listeners++
 	g.mu.Unlock()
 	if first {
+		kick(g.sentFDs.members)
 		if err := g.recordInit(); err != nil {
 			g.log.Warn("cannot record the container's first process", "err", err)
 		}

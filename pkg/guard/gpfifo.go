@@ -85,9 +85,12 @@ func (g *Guard) channelsStarted(t Target, client, handle uint32) {
 	if len(channels) == 0 || !graphics {
 		return
 	}
-	group := objectOf(channels[0]).parent
+	group := handle
+	if objectOf(channels[0]).handle == handle {
+		group = objectOf(channels[0]).parent
+	}
 	groups := slices.DeleteFunc(g.account.groupsOn(gpu), func(r gpusched.Group) bool {
-		return r.Client.Handle() != client || r.Handle != handle && r.Handle != group
+		return r.Client.Handle() != client || r.Handle != group
 	})
 	g.gpuTime.Started(gpu, groups, func(object, cmd uint32, params []byte) (uint32, syscall.Errno) {
 		return g.rmControl(t, client, object, cmd, params)
@@ -97,7 +100,7 @@ func (g *Guard) channelsStarted(t Target, client, handle uint32) {
 // mustNotRun reports, with gpuTime locked, that channels which a handle names must not begin to run now.
 func (g *Guard) mustNotRun(client, handle uint32) bool {
 	channels, gpu, graphics := g.account.channelsOf(client, handle)
-	return len(channels) > 0 && (g.account.isEnding(client) || g.gpuTime.IsOff(gpu, graphics))
+	return len(channels) > 0 && (g.account.isEnding(client) || g.account.haveEnding(channels) || g.gpuTime.IsOff(gpu, graphics))
 }
 
 // allScheduled reports that all channels that a handle names were let run before.
@@ -121,8 +124,8 @@ func (a *account) setScheduled(client, handle uint32, on bool) {
 		objectOf(ch).scheduled = on
 		a.books.note(objectOf(ch))
 	}
-	if c := a.clients[client]; c != nil && c.objects[handle] != nil {
-		c.objects[handle].scheduled = on
-		a.books.note(c.objects[handle])
+	if o := a.clients[client].object(handle); o != nil && o.group != nil {
+		o.group.scheduled = on
+		a.noteHandles(o)
 	}
 }

@@ -35,6 +35,7 @@ func (t tenant) GoOn(channels []gpusched.Channel) []gpusched.Channel {
 	return t.guard.account.mayRun(channels)
 }
 func (t tenant) Gone(ch gpusched.Channel)      { t.guard.account.dropGone(ch.Client, objectOf(ch)) }
+func (t tenant) Guests() []int                 { return t.guard.guests.present() }
 func (t tenant) Owners() map[int]bool          { return t.guard.account.clientPIDs() }
 func (t tenant) RM() (*rmclient.Client, error) { return t.guard.guardClient() }
 func (t tenant) UserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, error) {

@@ -39,6 +39,7 @@ type Guard struct {
 	nodes      nodeTable
 	gpus       []gpuIdentity
 	bill       *bill
+	guests     guests
 	slowBucket bucket       // of seconds, for calls that hold the driver's locks for long
 	waiters    atomic.Int32 // calls that wait for it
 	stats      stats
@@ -167,7 +168,9 @@ func newGuard(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		files:      &fileTable{self: os.Getpid()},
 		events:     event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		slowBucket: slowCalls(), rootPatience: rootPatience,
-		bill: newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
+		bill:    newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
+		sentFDs: sentFDs{members: make(chan struct{}, 1), look: make(chan struct{}, 1)},
+		managed: managed{ran: make(chan struct{}, 1)},
 	}
 	for _, x := range cfg.GPUs {
 		id, err := identify(x.BusID, x.Minor)

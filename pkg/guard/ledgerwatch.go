@@ -140,7 +140,7 @@ func (g *Guard) applyLedger(records []ledger.Record, cards map[string]sched.Card
 	}
 }
 
-// plans are those of the container's vGPUs, by GPU.
+// plans are those of the container's vGPUs, by GPU. A member of a trust domain is off when its server is, which has the domain's cap.
 func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[string]sched.Card) map[string]sched.Plan {
 	cardOf := func(uuid string) sched.Card {
 		if card, ok := cards[uuid]; ok {
@@ -154,19 +154,19 @@ func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[stri
 		claim := sched.Claim{ID: r.Nonce, Caps: map[string]sched.Permille{}}
 		for _, v := range r.VGPUs {
 			shares[v.UUID] = append(shares[v.UUID], v.Share)
-			if p, capped := cardOf(v.UUID).Cap(v.Share); capped {
+			if p, capped := cardOf(v.UUID).Cap(v.Share); capped && r.Leader(records, v.UUID).Nonce == r.Nonce {
 				claim.Caps[v.UUID] = p
 			}
 		}
 		claims = append(claims, claim)
 	}
-	slots := gpusched.TimingOf(g.cfg).Layout(claims)[g.cfg.Nonce]
+	slots := gpusched.TimingOf(g.cfg).Layout(claims)
 	plans := map[string]sched.Plan{}
 	for _, v := range own.VGPUs {
-		card := cardOf(v.UUID)
-		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share, Suspended: own.Paused}
-		if capped, ok := card.Cap(p.Share); ok {
-			p.Cap, p.Slot = capped, slots[v.UUID]
+		card, domain := cardOf(v.UUID), own.Leader(records, v.UUID)
+		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share, Suspended: own.Paused || domain.Paused}
+		if capped, ok := card.Cap(domain.Share(v.UUID)); ok {
+			p.Cap, p.Slot = capped, slots[domain.Nonce][v.UUID]
 		}
 		plans[v.UUID] = p
 	}

@@ -97,6 +97,32 @@ func reserve(t *testing.T, cfg Config, nonce string, v ledger.VGPU) {
 	}
 }
 
+// TestDomainPlan: of a member of a trust domain the server's cap and pause hold; its share is its own.
+func TestDomainPlan(t *testing.T) {
+	g := withClient(newFakeGuard(t, answering(0, nil)))
+	uuid := g.cfg.GPUs[0].UUID
+	record := func(nonce, domain string, server bool, percent, weight int) ledger.Record {
+		return ledger.Record{ID: nonce, Nonce: nonce, Domain: domain, DomainServer: server, VGPUs: []ledger.VGPU{{UUID: uuid,
+			Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: weight, Percent: percent}}}}}
+	}
+	records := []ledger.Record{record("other", "tea", true, 20, 1), record("server", "team", true, 30, 3),
+		record("member", "team", false, 0, 1),
+		record("stranger", "", false, 0, 1)}
+	hard := sched.Card{Policy: sched.PolicyWeight, MaxInst: 20, PrioRatio: 99}
+	plan := func(i int) sched.Plan { return g.plans(records, records[i], map[string]sched.Card{uuid: hard})[uuid] }
+	server, member, stranger := plan(1), plan(2), plan(3)
+	if server.Cap == 0 || member.Cap != server.Cap || member.Slot != server.Slot || member.Share.Weight != 1 || stranger.Cap != 0 {
+		t.Errorf("server %+v\nmember %+v\nstranger %+v", server, member, stranger)
+	}
+	for _, paused := range []int{1, 2} {
+		records[paused].Paused = true
+		if !plan(2).Suspended || plan(3).Suspended || plan(1).Suspended != (paused == 1) {
+			t.Errorf("%s is paused: %v %v %v", records[paused].ID, plan(1).Suspended, plan(2).Suspended, plan(3).Suspended)
+		}
+		records[paused].Paused = false
+	}
+}
+
 // TestFollow: what is written to the ledger reaches the guard, however it comes there, until the container ends.
 func TestFollow(t *testing.T) {
 	c := newFakeContainer(t, 1)

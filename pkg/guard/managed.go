@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/peerpage"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -55,6 +57,9 @@ type managed struct {
 	cpu           time.Duration // that the container had used at the last look
 	scanNotBefore time.Time     // until then no process can have the maps looked at by asking for memory
 	pids          func() []int  // the container's processes; nil: those of its cgroup
+
+	looker atomic.Pointer[peerpage.Lookout] // tells when the container has run; nil: nobody does
+	ran    chan struct{}                    // it has
 }
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
@@ -176,18 +181,33 @@ func (g *Guard) clientMade() {
 }
 
 func (g *Guard) watchMaps() {
-	wait := managedLook
-	for {
-		select {
-		case <-g.done:
-			return
-		case <-time.After(wait):
-		}
-		took := g.chargeTime(func() { wait = g.checkMaps() })
-		if wait == 0 {
+	for wait, rest := managedLook, time.Duration(0); wait > 0; {
+		g.awaitMaps(wait, rest)
+		if !g.serving() {
 			return
 		}
-		wait = max(wait, backgroundShare*took)
+		rest = backgroundShare * g.chargeTime(func() { wait = g.checkMaps() })
+	}
+}
+
+// mapsLook is for how long the guard that looks for all may not tell this one that its container has run.
+const mapsLook = 10 * time.Second
+
+// awaitMaps waits until the container may have mapped something: for so long, or until it is told that the container has run since.
+func (g *Guard) awaitMaps(wait, rest time.Duration) {
+	looker := g.managed.looker.Load()
+	if looker == nil || wait < managedLook {
+		g.pause(max(wait, rest))
+		return
+	}
+	g.pause(rest)
+	looker.AwaitRan()
+	late := time.NewTimer(mapsLook)
+	defer late.Stop()
+	select {
+	case <-g.done:
+	case <-g.managed.ran:
+	case <-late.C:
 	}
 }
 

@@ -29,12 +29,8 @@ type object struct {
 	id                    uint32                 // of a channel: the driver's number for it, never given again; 0: not known
 	retained              *retained              // of a channel that a UVM address space keeps
 	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
-	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
-	graphics              bool                   // a channel group on the graphics engine
-	context               bool                   // a channel group that has a context there: an object of the engine was made below it
-	gfxp                  bool                   // and the buffers of graphics preemption, which are charged
-	preempts              bool                   // and a context that is switched in the middle of a kernel; see preemption.go
-	draws                 bool                   // and a context that never can be: of a 2D or 3D object
+	scheduled             bool                   // a channel that was let run (GPFIFO_SCHEDULE)
+	group                 *channelGroup          // of a channel group: what it is a handle of, see groups.go
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
@@ -95,7 +91,12 @@ func (a *account) insertObject(c *client, o *object) {
 	o.countsOn = c.gpuOf(o)
 	a.countObject(o, 1)
 	c.index(o)
+	a.noteGroup(c, o)
 	if o.kind == rm.ClassChannel {
+		if x := c.objects[o.parent]; x != nil && x.group != nil && o.contextShare == 0 {
+			x.group.legacy = true
+			a.noteHandles(x)
+		}
 		a.countChannel(o.runlist, 1)
 		a.noteNotifiers(c, o, true)
 	}
@@ -108,9 +109,6 @@ func (c *client) index(o *object) {
 		c.channels[o.handle] = o
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
-	}
-	if o.graphics {
-		c.groups[o.handle] = o
 	}
 	if o.isDependant() {
 		c.dependants[o.handle] = o
@@ -165,8 +163,9 @@ func (a *account) dupObject(client, parent, handle uint32, of object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.clients[client]; c != nil {
-		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge,
-			gpu: of.gpu, spilled: of.spilled, host: of.host, size: of.size, madeInTask: of.madeInTask, secondCharge: of.secondCharge})
+		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.chargeNow(),
+			gpu: of.gpu, spilled: of.spilled, host: of.host, size: of.size, madeInTask: of.madeInTask, secondCharge: of.secondCharge,
+			engine: of.engine, group: of.group})
 	}
 }
 
@@ -244,7 +243,7 @@ func (a *account) dropObject(c *client, o *object) {
 	}
 	a.books.end(o)
 	delete(c.objects, o.handle)
-	delete(c.groups, o.handle)
+	a.forgetGroup(c, o)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
 	delete(c.dependants, o.handle)
@@ -306,7 +305,7 @@ func (a *account) contextOwner(clientHandle, channel uint32) (owner uint32, char
 	if p := c.objects[o.parent]; p != nil && p.kind == rm.ClassTSG {
 		o = p
 	}
-	return o.handle, o.charge != nil
+	return o.handle, o.charge != nil || o.group != nil && o.group.lent()
 }
 
 // chargeContext charges an object with what reserve took. False: it is gone.
@@ -321,8 +320,8 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 	if o == nil || o.charge != nil {
 		return false
 	}
-	o.charge = &charge{gpu: gpu, size: size, handles: 1}
-	a.books.note(o)
+	o.chargeAll(&charge{gpu: gpu, size: size})
+	a.noteHandles(o)
 	return true
 }
 

@@ -61,7 +61,6 @@ func (g *Guard) checkNoMemory(c *trappedCall) plan {
 		rm.PutU32(o, rm.AllocMemoryFD, fd)
 	}
 	return plan{ask: true, done: restore, commit: func() {
-		c.lost = true // made again it would be refused, as its name is taken
 		handle := rm.U32(o, rm.AllocMemoryObject)
 		g.account.addObject(client, object{handle: handle, parent: parent, class: classNoMemory, kind: rm.ClassPlain, gpu: noGPU}, noGPU, 0, 0)
 		limit := uint64(0xffffffff) // of the registers' (_rmAllocMemoryLocalPrivileged)

@@ -40,7 +40,6 @@ func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 func (g *Guard) checkFreeEvent(c *trappedCall) plan {
 	return plan{ask: true, commit: func() {
 		g.account.removeEvent(rm.U32(c.call.Outer, rm.OSEventClient), rm.U32(c.call.Outer, rm.OSEventFD))
-		c.lost = true
 	}}
 }
 

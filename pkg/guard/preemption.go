@@ -42,24 +42,22 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
-	if c == nil {
-		return preemption{}
-	}
-	o := c.objects[handle]
+	o := c.object(handle)
 	if o != nil && o.kind == rm.ClassChannel {
 		p.alone = true
 		o = c.objects[o.parent]
 	}
-	if o == nil || o.kind != rm.ClassTSG && o.class != classChannelGroup {
+	if o == nil || o.group == nil {
 		return p
 	}
 	gpu := c.gpuOf(o)
 	if gpu == noGPU || a.gpus[gpu].native {
 		return preemption{whole: gpu != noGPU}
 	}
-	p = preemption{group: o, context: o.context, preempts: o.preempts, draws: o.draws, runs: o.scheduled}
-	for _, ch := range c.channels {
-		p.runs = p.runs || ch.parent == o.handle && ch.scheduled
+	x := o.group
+	p = preemption{group: o, context: x.context, preempts: x.preempts, draws: x.draws, runs: x.scheduled}
+	for _, ch := range x.channels() {
+		p.runs = p.runs || objectOf(ch).scheduled
 	}
 	for h, x := range c.subdevices {
 		if c.gpuOf(x) == gpu {
@@ -71,23 +69,33 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 }
 
 // setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels, setDraws that it never will be.
-func (a *account) setContext(o *object)  { a.setFlag(o, &o.context) }
-func (a *account) setPreempts(o *object) { a.setFlag(o, &o.preempts) }
-func (a *account) setDraws(o *object)    { a.setFlag(o, &o.draws) }
+func (a *account) setContext(o *object)  { a.setFlag(o, &o.group.context) }
+func (a *account) setPreempts(o *object) { a.setFlag(o, &o.group.preempts) }
+func (a *account) setDraws(o *object)    { a.setFlag(o, &o.group.draws) }
+
+func (a *account) isSet(flag *bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return *flag
+}
 
 func (a *account) setFlag(o *object, flag *bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	*flag = true
-	a.books.note(o)
+	a.noteHandles(o)
 }
 
 // engineObjectGone forgets the mode: the context may have gone with the object, and the next object would make another. The account is
 // locked.
 func (a *account) engineObjectGone(c *client, o *object) {
-	if channel := c.objects[o.parent]; channel != nil && c.objects[channel.parent] != nil {
-		c.objects[channel.parent].preempts = false
-		a.books.note(c.objects[channel.parent])
+	channel := c.objects[o.parent]
+	if channel == nil {
+		return
+	}
+	if group := c.objects[channel.parent]; group != nil && group.group != nil && !group.group.lent() {
+		group.group.preempts = false
+		a.noteHandles(group)
 	}
 }
 
@@ -187,7 +195,7 @@ func (a *account) notPreempting() (list []groupRef) {
 			continue
 		}
 		for h, o := range c.objects {
-			if (o.kind == rm.ClassTSG || o.class == classChannelGroup) && !o.preempts && !o.draws {
+			if o.group != nil && !o.group.preempts && !o.group.draws {
 				list = append(list, groupRef{c, h})
 			}
 		}
@@ -300,10 +308,10 @@ func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 		o, _ = g.account.lookup(client, o.parent)
 	}
 	gpu, ok := g.gpuFor(client, o.handle)
-	if !ok || o.kind != rm.ClassTSG || rm.U32(c.params, rm.PreemptGFXP) != rm.PreemptModeGFXP {
+	if !ok || o.kind != rm.ClassTSG || o.group.lent() || rm.U32(c.params, rm.PreemptGFXP) != rm.PreemptModeGFXP {
 		return answer(c.deny(rm.StatusNotSupported, "gfxp", "denied a graphics preemption mode"))
 	}
-	if o.gfxp {
+	if g.account.isSet(&o.group.gfxp) {
 		return p
 	}
 	sum, ok := rm.GFXPMemory(g.bufferSizes(gpu))
@@ -318,7 +326,7 @@ func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 	commit := p.commit
 	p.commit = func() {
 		commit()
-		if !g.account.chargeGFXP(client, o.handle, gpu, want.size) {
+		if !g.account.chargeGroup(client, o.handle, want, &o.group.gfxp) {
 			g.account.unreserve(want)
 		}
 	}

@@ -292,7 +292,7 @@ func TestControls(t *testing.T) {
 		asked  int
 	}{
 		{"unknown", 0x2080ffff &^ 0x8000, 4, nil, rm.StatusNotSupported, 0},
-		{"preempt", 0xa06c0105, 8, nil, rm.StatusNotSupported, 0},
+		{"preempt what is no group", 0xa06c0105, 8, nil, rm.StatusNotSupported, 0},
 		{"set timeslice is swallowed", 0xa06c0103, 8, nil, 0, 0},
 		{"serialised", controlFBInfoV2, 1028, func(o, _ []byte) { rm.PutU32(o, rm.ControlFlags, 4) }, rm.StatusInvalidArgument, 0},
 		{"another container's client", controlFBInfoV2, 1028, func(o, _ []byte) { rm.PutU32(o, rm.ControlClient, 1) }, rm.StatusInvalidClient, 0},

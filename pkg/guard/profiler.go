@@ -9,10 +9,16 @@ import (
 // deniesProfiler reports that a call is a profiler's (pkg/rm says which are) and the node's settings do not allow those. The driver
 // answers a user who may not read counters with the same status, which Nsight Compute shows as ERR_NVGPUCTRPERM.
 func (g *Guard) deniesProfiler(profiling bool, name string) bool {
-	if !profiling || g.cfg.Settings.Profiling {
+	switch {
+	case !profiling || g.cfg.Settings.Profiling && !g.isMember():
 		return false
+	case g.isMember():
+		g.logOnce("profiler", "denied a profiler call: a member of a trust domain computes in the context of all of them; leave CGPU_DOMAIN "+
+			"(--domain) out to profile", "call", name, "domain", g.cfg.Domain)
+	default:
+		g.logOnce("profiler", "denied a profiler call: counters show what neighbours do; profiling = true in cgpu.toml allows them", "call",
+			name)
 	}
-	g.logOnce("profiler", "denied a profiler call: counters show what neighbours do; profiling = true in cgpu.toml allows them", "call", name)
 	g.stats.denied.Add(1)
 	return true
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // savedCall is a call that was carried out but whose caller was interrupted by a signal before the answer. The kernel
@@ -18,7 +20,7 @@ type savedCall struct {
 	before []savedPart // as out, before the results
 	rep    reply
 	undo   func()
-	lost   bool
+	once   bool
 	// repeated is the call's own. What the thread's last call was is then noted already.
 	repeated bool
 	blocks   int   // 1 if out[1] is the first block
@@ -33,7 +35,7 @@ type savedPart struct {
 	data []byte
 }
 
-// lastAnswer is the last call of a thread that made or dropped something, after its answer was sent. That the answer was
+// lastAnswer is the last call of a thread that changed something, after its answer was sent. That the answer was
 // sent does not mean that it arrived: a signal can take the caller away at the same moment, and then the kernel restarts
 // the call all the same (seccomp_do_user_notification returns the interruption although the notification is answered). So
 // when the next call of the thread is the same, with the results already in its memory, and now fails, the first answer
@@ -50,7 +52,7 @@ func (a *lastAnswer) record(c *trappedCall) {
 	if c.repeated {
 		return // what it repeats stays noted: this answer may get lost as well
 	}
-	a.valid = c.undo != nil || c.lost
+	a.valid = c.once
 	if !a.valid {
 		return
 	}
@@ -74,10 +76,28 @@ func (a *lastAnswer) repeats(c *trappedCall) bool {
 	return len(a.block) == 0
 }
 
+// isMadeOnce reports a call that the driver may refuse if it is made again: any but a control that asks for something, or makes so what is
+// so. UVM mappings, of which the status is all that is written, are made again in place of themselves.
+func (c *trappedCall) isMadeOnce() bool {
+	if c.node.kind == nodeUVM || c.call.NR() != rm.EscControl {
+		return c.statusOnly == 0
+	}
+	switch c.control.Kind {
+	case rm.ControlFD, rm.ControlCreateExportFD, rm.ControlExportFD, rm.ControlExportFDs, rm.ControlImportFD, rm.ControlImportFDs,
+		rm.ControlPeerMemory, rm.ControlResetChannel, rm.ControlStreamAlloc, rm.ControlStreamFree, rm.ControlStreamBind:
+		return true
+	}
+	return false
+}
+
+// refuses reports an answer to a call that cannot be the answer to the same call that was carried out before: it failed, or the task is to
+// make it, and the driver would find nothing of what the guard has done in its place.
+func (c *trappedCall) refuses(rep reply) bool { return rep.resume || c.failed(rep) }
+
 // replayOrForget is called when a call was handled, and reports that the first answer stands, whose results are then the call's. Otherwise
 // that is forgotten; but not for a notification whose caller is away already, and which changed nothing: the call comes again.
-func (a *lastAnswer) replayOrForget(c *trappedCall, failed, waits func() bool) bool {
-	if a.repeats(c) && failed() {
+func (a *lastAnswer) replayOrForget(c *trappedCall, refused, waits func() bool) bool {
+	if a.repeats(c) && refused() {
 		a.restore(c)
 		return true
 	}
@@ -107,7 +127,7 @@ func (c *trappedCall) savedSize() int {
 
 // save keeps the result of a call whose caller is away.
 func (c *trappedCall) save(rep reply) *savedCall {
-	s := &savedCall{args: [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]}, rep: rep, undo: c.undo, lost: c.lost,
+	s := &savedCall{args: [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]}, rep: rep, undo: c.undo, once: c.once,
 		repeated: c.repeated, fd: -1}
 	if s.undo != nil { // else the copy would keep the file, and with it the container's memory, from being closed for good
 		s.fd, c.fd = c.fd, -1
@@ -162,7 +182,7 @@ func (a *lastAnswer) recordSaved(s *savedCall) {
 	if s.repeated {
 		return
 	}
-	a.valid = s.undo != nil || s.lost
+	a.valid = s.once
 	a.args = s.args
 	a.outer, a.block = append(a.outer[:0], s.out[0].data...), a.block[:0]
 	if s.blocks > 0 {

@@ -27,6 +27,7 @@ type restorer struct {
 	windows  []*window
 	retained []*retained
 	files    []*file
+	groups   map[int]*channelGroup
 }
 
 // at is what a reference names; nil: nothing.
@@ -68,7 +69,7 @@ func restore(s *handover.State, driver Driver, log *slog.Logger) (*restorer, err
 	if err := g.openNodes(false); err != nil {
 		return nil, err
 	}
-	r := &restorer{guard: g, state: s}
+	r := &restorer{guard: g, state: s, groups: map[int]*channelGroup{}}
 	r.process()
 	r.account()
 	if err := errors.Join(r.allObjects(), r.allFiles()); err != nil {
@@ -217,12 +218,16 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 		v.Charge),
 		secondCharge: at(r.charges, v.SecondCharge), length: quota.Bytes(v.Length), size: quota.Bytes(v.Size), page: quota.Bytes(v.Page),
 		space: v.Space, contextShare: v.ContextShare, id: v.ID, retained: at(r.retained, v.Retained), spilled: v.Spilled, host: v.Host,
-		madeInTask: v.MadeInTask, unbound: v.Unbound, scheduled: v.Scheduled, graphics: v.Graphics, context: v.Context, gfxp: v.GFXP,
-		preempts: v.Preempts, draws: v.Draws, userd: userd{v.UserdMemory, v.UserdOffset},
+		madeInTask: v.MadeInTask, unbound: v.Unbound, userd: userd{v.UserdMemory, v.UserdOffset},
 		runlist: runlist{v.RunlistGPU, v.RunlistEngine}, engine: v.Engine,
 		notifiers: v.Notifiers}
 	if v.Streams != nil {
 		o.streams = &streams{asked: v.Streams.Asked, given: v.Streams.Given}
+	}
+	if o.kind == rm.ClassTSG || o.class == classChannelGroup {
+		o.group = r.group(v)
+	} else {
+		o.scheduled = v.Scheduled
 	}
 	for _, i := range v.Windows {
 		o.windows = append(o.windows, at(r.windows, i))
@@ -236,6 +241,17 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 	r.guard.account.objects++
 }
 
+// group is what a handle of a channel group is a handle of: the first makes it.
+func (r *restorer) group(v *handover.Object) *channelGroup {
+	if x := r.groups[v.Group]; x != nil && v.Group != 0 {
+		return x
+	}
+	x := &channelGroup{number: v.Group, graphics: v.Graphics, context: v.Context, gfxp: v.GFXP, shared: v.Shared, preempts: v.Preempts,
+		draws: v.Draws, legacy: v.Legacy, scheduled: v.Scheduled, lender: lender{v.Lender, v.LentGroup}}
+	r.groups[v.Group] = x
+	return x
+}
+
 // relate finds again by what else an object is known.
 func (r *restorer) relate(o *object, c *client, v handover.Object) {
 	for _, h := range o.endsWith() {
@@ -244,6 +260,7 @@ func (r *restorer) relate(o *object, c *client, v handover.Object) {
 		}
 	}
 	c.index(o)
+	r.guard.account.noteGroup(c, o)
 	for _, i := range v.Notifies {
 		if o.notifies == nil {
 			o.notifies = map[*object]bool{}
@@ -355,7 +372,7 @@ func (r *restorer) tasks() {
 
 func (r *restorer) saved(v *handover.Saved) *savedCall {
 	g := r.guard
-	s := &savedCall{args: v.Args, rep: reply{resume: v.Resume, errno: syscall.Errno(v.Errno)}, lost: v.Lost, repeated: v.Repeated,
+	s := &savedCall{args: v.Args, rep: reply{resume: v.Resume, errno: syscall.Errno(v.Errno)}, once: v.Lost, repeated: v.Repeated,
 		blocks: v.Blocks, size: v.Size, fd: -1}
 	for i := range v.Out {
 		s.out = append(s.out, savedPart{v.Out[i].Address, v.Out[i].Data})
@@ -384,8 +401,7 @@ func (r *restorer) outside() {
 	for _, x := range v.Clean {
 		o.clean[outsider{PID: x.PID, Start: x.Start}] = true
 	}
-	o.everywhere, o.suspectAfter, o.asleep = unixTime(v.Everywhere), unixTime(v.SuspectAfter), unixTime(v.Asleep)
-	o.cpu, o.awake = time.Duration(v.CPU), v.Awake
+	o.everywhere, o.suspectAfter = unixTime(v.Everywhere), unixTime(v.SuspectAfter)
 }
 
 func (r *restorer) bill() {

@@ -44,13 +44,15 @@ func (g *Guard) resolveRoot(f *file, p *pendingRoot, candidate uint32, over bool
 
 // rootWentAstray is told of a call that did not make the client that it was let through for. One in an hour may be honest: a signal that
 // comes in the same moment as the guard's answer keeps the call from being made (see lastAnswer), and the thread then makes it again. For
-// this one the guard looks at device memory, and lets no context run whose kernels cannot be stopped; the second one ends all.
+// this one the guard looks at device memory, lets no context run whose kernels cannot be stopped, and ends what is in a trust domain's
+// channel group; the second one ends all.
 func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
 	before := g.astrayAt.Swap(now.UnixNano())
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
 		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call",
 			"pid", p.task.proc.tgid)
+		g.endShared(p.task.proc.tgid)
 		g.startAudit(suspects)
 		g.preemptUnseen()
 		return

@@ -394,7 +394,7 @@ func TestUnseen(t *testing.T) {
 			want   uint32
 		}{
 			{stolen, 0, 0, rm.StatusInvalidObjectHandle}, {stolen, 1, 0, rm.StatusInvalidObjectHandle}, {stolen, 0, 1, rm.StatusInvalidObjectHandle},
-			{gone, 1, 0, rm.StatusInvalidObjectHandle}, {gone, 0, 0, rm.StatusOK}, {host, 0, 0, rm.StatusOK}, {host, 1, 0, rm.StatusOK},
+			{gone, 1, 0, rm.StatusObjectNotFound}, {gone, 0, 0, rm.StatusOK}, {host, 0, 0, rm.StatusOK}, {host, 1, 0, rm.StatusOK},
 			{fakeDevice, 1, 1, rm.StatusOK}, {fakeClient, 1, 1, rm.StatusOK},
 		} {
 			g.astrayAt.Store(x.astray)

@@ -61,6 +61,12 @@ func (g *Guard) Run(s Sockets) error {
 		go g.watchLedger(over)
 	}
 	go g.watchOutsiders()
+	if g.cfg.DomainServer {
+		go g.watchDomain(over)
+	}
+	if g.isMember() {
+		go g.watchLoans(over)
+	}
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
@@ -72,6 +78,7 @@ func (g *Guard) Run(s Sockets) error {
 	_ = s.Control.Close()
 	release()
 	g.keep.stop()
+	g.noteDomainEnd()
 	g.noteEnd()
 	return err
 }
@@ -135,6 +142,37 @@ func (g *Guard) watchLauncher() {
 	}); err != nil {
 		_ = unix.Close(fd)
 		time.AfterFunc(time.Minute, end)
+	}
+}
+
+// serving: the container is not over.
+func (g *Guard) serving() bool {
+	select {
+	case <-g.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// pause waits, until the container is over at most.
+func (g *Guard) pause(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-g.done:
+	case <-timer.C:
+	}
+}
+
+// kick wakes who waits on a channel with room for one.
+func kick(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
 	}
 }
 

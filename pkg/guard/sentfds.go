@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"iter"
 	"os"
 	"slices"
 	"strconv"
@@ -22,9 +23,9 @@ import (
 // A descriptor of a driver's file can be sent out of the container, by a socket, to a process that no filter and no guard holds:
 // the device cgroup checks only who opens. There it is the whole GPU. So the guard looks for such holders and ends them.
 //
-// Once a second it looks which processes have the GPU: one guard asks the driver for all of the GPU's (NV2080_CTRL_CMD_GPU_GET_PIDS). One
-// that is new, and not of the container, has its descriptors looked at. The driver does not name a process that made a client and has
-// ended, nor who has only the file; so now and then all processes of the node are looked at.
+// One guard looks for all of a GPU's (lookout.go): who has the GPU, as the driver says (NV2080_CTRL_CMD_GPU_GET_PIDS), and, as the driver
+// does not name a process that made a client and has ended, nor who has only the file, now and then which of all processes have a file of
+// the driver. Of one that is new, and not of the container, each guard looks at the descriptors: only it knows its container's files.
 //
 // What tells is the mount through which a file was opened: the container's namespace has mounts of its own, also of nodes that are
 // bind mounts of the host's. Processes in the mount namespace of the guard or of the node's first process are the host's, and are let
@@ -38,16 +39,10 @@ import (
 // So one that has gone into both a cgroup and a mount namespace of its own is the container's from its first trapped call on.
 
 const (
-	outsiderLook = time.Second
 	// holdersAge is how old the answer to another guard's question may be: so long it takes longer until an outsider is found.
-	holdersAge = outsiderLook / 2
-	// Between two looks at all processes: at least everywhereLook, and so many times as long as one takes.
-	everywhereLook  = 30 * time.Second
-	everywhereShare = 500
-	// longestLook bounds that, as tenants can make a look take long; and while the container sleeps looks are so seldom: what it sent
-	// may wait in a socket until then.
-	longestLook = 10 * time.Minute
-	// suspectShare is the same where something calls for a look at once: whoever can must not keep a CPU busy by it.
+	holdersAge = lookEvery / 2
+	// suspectShare is how many times as long as a look at all processes takes the next one is off where something calls for one at once:
+	// whoever can must not keep a CPU busy by it.
 	suspectShare = 20
 	// maxPassed bounds the files of one holder that are compared with those in the container.
 	maxPassed = 64
@@ -59,35 +54,69 @@ const (
 
 // sentFDs is what the guard knows of processes beyond its container.
 type sentFDs struct {
+	members chan struct{} // who is of the container can be told now
+	look    chan struct{} // there may be somebody
+
 	mu           sync.Mutex
-	clean        map[outsider]bool // have the GPU by files of their own
-	everywhere   time.Time         // when all processes are looked at next
-	suspectAfter time.Time         // when they may be, on suspicion
-	cpu          time.Duration     // that the container had used at the last such look
-	awake        bool              // it had used some
-	asleep       time.Time         // when all processes are looked at if it sleeps
+	lookouts     []*lookout                 // by GPU; nil before members
+	clean        map[outsider]bool          // have the GPU by files of their own
+	seen         map[*lookout]time.Duration // which suspects were looked at, by when they were found
+	everywhere   time.Time                  // when this guard looks at all processes; zero: it has no reason to
+	suspectAfter time.Time                  // when it may next
 	inCgroup     func(tgid int) bool
 	pids         func() []int // tests: who has the GPU
-	// holders of each GPU of the container, as all its guards know them; nil: that cannot be had.
-	holders []*peerpage.Holders
 }
 
 // outsider is a process that may not be the container's.
 type outsider = peerpage.Holder
 
-// watchOutsiders looks for outsiders until the container is over.
+// watchOutsiders looks for outsiders whenever there may be some, until the container is over.
 func (g *Guard) watchOutsiders() {
-	wait := outsiderLook
-	for {
+	o := &g.sentFDs
+	for !g.knowsMembers() {
 		select {
 		case <-g.done:
 			return
-		case <-time.After(wait):
+		case <-o.members:
 		}
-		g.countGPUTime()
-		if g.knowsMembers() {
-			wait = max(outsiderLook, backgroundShare*g.chargeTime(g.checkGPUHolders))
+	}
+	g.pause(lookEvery) // the container begins
+	list := g.joinLookouts()
+	o.mu.Lock()
+	o.lookouts = list
+	o.mu.Unlock()
+	for _, x := range list {
+		if x.page != nil {
+			g.managed.looker.CompareAndSwap(nil, x.page)
 		}
+		go g.keepLookout(x)
+		if x.page != nil {
+			go g.hear(x)
+		}
+	}
+	for g.serving() {
+		took := g.chargeTime(g.checkOutsiders)
+		g.pause(backgroundShare * took)
+		g.awaitOutsiders()
+	}
+}
+
+// awaitOutsiders waits until there may be an outsider.
+func (g *Guard) awaitOutsiders() {
+	o := &g.sentFDs
+	o.mu.Lock()
+	at := o.everywhere
+	o.mu.Unlock()
+	var due <-chan time.Time
+	if !at.IsZero() {
+		timer := time.NewTimer(time.Until(at))
+		defer timer.Stop()
+		due = timer.C
+	}
+	select {
+	case <-g.done:
+	case <-o.look:
+	case <-due:
 	}
 }
 
@@ -96,14 +125,49 @@ func (g *Guard) knowsMembers() bool {
 	return g.sentFDs.inCgroup != nil || g.containerCgroups().procs != ""
 }
 
-// checkGPUHolders looks once.
-func (g *Guard) checkGPUHolders() {
+// checkOutsiders looks at who is new among those that have the GPU, and among those that a look at all processes found.
+func (g *Guard) checkOutsiders() {
 	o := &g.sentFDs
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	clean := map[outsider]bool{}
 	var b *belongings // nobody new, no work
-	all := false
+	ours := func() *belongings {
+		if b == nil {
+			b = g.findBelongings(false)
+		}
+		return b
+	}
+	holders, suspects := g.checkHolders(ours), g.checkSuspects(ours)
+	if holders || suspects {
+		o.everywhere = later(time.Now(), o.suspectAfter)
+	}
+	if begin := time.Now(); !o.everywhere.IsZero() && !begin.Before(o.everywhere) {
+		guilty := g.checkAllProcesses(ours())
+		o.everywhere, o.suspectAfter = time.Time{}, time.Now().Add(suspectShare*time.Since(begin))
+		if guilty > 0 { // once more for who had it from who is ended
+			o.everywhere = o.suspectAfter
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// lookAtAll has this guard look at all processes.
+func (o *sentFDs) lookAtAll(at time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.everywhere = later(at, o.suspectAfter)
+}
+
+// checkHolders looks at who is new among those that have the GPU, and reports that others may have the container's files.
+func (g *Guard) checkHolders(ours func() *belongings) (all bool) {
+	o := &g.sentFDs
+	clean := map[outsider]bool{}
 	for _, who := range g.gpuHolders() {
 		if who.PID == os.Getpid() || g.tasks.byHostPid(who.PID) != nil {
 			continue
@@ -112,10 +176,7 @@ func (g *Guard) checkGPUHolders() {
 			clean[who] = true
 			continue
 		}
-		if b == nil {
-			b = g.findBelongings(false)
-		}
-		switch g.checkOutsider(who, b) {
+		switch g.checkOutsider(who, ours()) {
 		case outsiderClean:
 			clean[who] = true
 		case outsiderUnclear: // it has given its file away
@@ -125,40 +186,32 @@ func (g *Guard) checkGPUHolders() {
 		}
 	}
 	o.clean = clean
-	switch now := time.Now(); {
-	case all && now.Before(o.suspectAfter):
-		o.everywhere, o.awake = o.suspectAfter, true
-		return
-	case all:
-	case now.Before(o.everywhere):
-		return
-	default:
-		used, ok := cpuUsage(g.containerCgroups().cpu)
-		was := o.awake
-		o.awake, o.cpu = !ok || used != o.cpu, used
-		if !o.awake && !was && now.Before(o.asleep) { // what was sent at the last moment may have been received since: hence once more
-			o.everywhere = now.Add(everywhereLook)
-			return
-		}
-	}
-	begin := time.Now()
-	if b == nil {
-		b = g.findBelongings(false)
-	}
-	wait := everywhereLook
-	if g.checkAllProcesses(b) > 0 {
-		wait = outsiderLook
-	}
-	took, now := time.Since(begin), time.Now()
-	o.suspectAfter, o.asleep = now.Add(suspectShare*took), now.Add(max(longestLook, suspectShare*took))
-	if o.everywhere = now.Add(pauseAfter(wait, took)); wait == outsiderLook { // once more for who had it from who is ended
-		o.everywhere, o.awake = o.suspectAfter, true
-	}
+	return all
 }
 
-// pauseAfter is the time from a look at all processes to the next.
-func pauseAfter(wait, took time.Duration) time.Duration {
-	return max(wait, min(everywhereShare*took, longestLook), suspectShare*took)
+// checkSuspects looks at those that a look at all processes found since the last time, and reports that there may be more.
+func (g *Guard) checkSuspects(ours func() *belongings) (all bool) {
+	o := &g.sentFDs
+	for _, x := range o.lookouts {
+		if x.page == nil {
+			continue
+		}
+		list, at := x.suspects.Last()
+		if at != 0 && at == o.seen[x] {
+			continue
+		}
+		if o.seen == nil {
+			o.seen = map[*lookout]time.Duration{}
+		}
+		o.seen[x] = at
+		all = all || len(list) == peerpage.MaxHolders // and others, for whom there was no room
+		for _, who := range list {
+			if g.tasks.byHostPid(who.PID) == nil && g.checkOutsider(who, ours()) == outsiderGuilty {
+				all = true
+			}
+		}
+	}
+	return all
 }
 
 // endOutsiders ends whoever outside still holds the files of a container that is over.
@@ -173,15 +226,8 @@ func (g *Guard) endOutsiders() int {
 
 // checkAllProcesses looks at all processes of the node, and returns how many were guilty.
 func (g *Guard) checkAllProcesses(b *belongings) (guilty int) {
-	proc, err := os.Open("/proc")
-	if err != nil {
-		return 0
-	}
-	defer proc.Close()
-	names, _ := proc.Readdirnames(-1)
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil || pid == os.Getpid() || g.tasks.byHostPid(pid) != nil {
+	for pid := range processNumbers() {
+		if pid == os.Getpid() || g.tasks.byHostPid(pid) != nil {
 			continue
 		}
 		start, err := ledger.ProcStart(pid)
@@ -192,44 +238,45 @@ func (g *Guard) checkAllProcesses(b *belongings) (guilty int) {
 	return guilty
 }
 
-// gpuHolders lists who has a GPU of the container, as one guard of each GPU was told by the driver a moment ago.
+// processNumbers are those of the node's processes.
+func processNumbers() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		proc, err := os.Open("/proc")
+		if err != nil {
+			return
+		}
+		defer proc.Close()
+		names, _ := proc.Readdirnames(-1)
+		for _, name := range names {
+			if pid, err := strconv.Atoi(name); err == nil && !yield(pid) {
+				return
+			}
+		}
+	}
+}
+
+// gpuHolders lists who has a GPU of the container.
 func (g *Guard) gpuHolders() (list []outsider) {
-	o := &g.sentFDs
-	if o.pids != nil {
-		return started(o.pids())
+	if len(g.sentFDs.lookouts) == 0 {
+		return started(g.gpuPids())
 	}
-	if o.holders == nil {
-		o.holders = g.openHolders()
-	}
-	for i, h := range o.holders {
-		ask := func() ([]outsider, bool) {
-			pids, ok := g.pidsOn(i)
-			return started(pids), ok
-		}
-		got, ok := []outsider(nil), false
-		if h != nil {
-			got, ok = h.Get(gpusched.Monotonic(), holdersAge, ask)
-		} else {
-			got, ok = ask()
-		}
-		if ok {
-			list = append(list, got...)
-		}
+	for _, x := range g.sentFDs.lookouts {
+		some, _ := g.holdersOn(x)
+		list = append(list, some...)
 	}
 	return list
 }
 
-func (g *Guard) openHolders() []*peerpage.Holders {
-	list := make([]*peerpage.Holders, len(g.cfg.GPUs))
-	for i, x := range g.cfg.GPUs {
-		h, err := peerpage.OpenHolders(g.cfg.RunDir, x.UUID)
-		if err != nil {
-			g.logOnce("holders", "this guard asks the driver itself which processes have the GPU", "err", err)
-			continue
-		}
-		list[i] = h
+// holdersOn lists who has one of them, as one guard of it was told by the driver a moment ago. False: the driver does not tell.
+func (g *Guard) holdersOn(x *lookout) ([]outsider, bool) {
+	ask := func() ([]outsider, bool) {
+		pids, ok := g.pidsOn(x.gpu)
+		return started(pids), ok
 	}
-	return list
+	if x.holders == nil {
+		return ask()
+	}
+	return x.holders.Get(gpusched.Monotonic(), holdersAge, ask)
 }
 
 // started are those processes that live, with their starts.
@@ -256,6 +303,9 @@ func (g *Guard) gpuPids() (pids []int) {
 
 // pidsOn asks the driver who has one of them.
 func (g *Guard) pidsOn(i int) (pids []int, ok bool) {
+	if g.sentFDs.pids != nil {
+		return g.sentFDs.pids(), true
+	}
 	a, err := g.guardClient()
 	if err != nil {
 		g.logOnce("outside", "cannot ask the driver which processes have the GPU", "err", err)

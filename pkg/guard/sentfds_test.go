@@ -26,8 +26,23 @@ func outsideGuard(t *testing.T, container *stranger, pids ...int) *Guard {
 	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() }
 	g.managed.pids = func() []int { return []int{container.pid()} }
 	g.sentFDs.pids = func() []int { return pids }
-	g.sentFDs.everywhere = time.Now().Add(time.Hour)
 	return g
+}
+
+// lookAround looks at all processes, as the one does who looks for all guards, and at whom that found.
+func lookAround(t *testing.T, g *Guard) {
+	t.Helper()
+	if g.sentFDs.lookouts == nil {
+		g.sentFDs.lookouts = g.joinLookouts()
+	}
+	for _, x := range g.sentFDs.lookouts {
+		if !x.elected() {
+			t.Fatal("another guard looks")
+		}
+		x.everywhere = time.Time{}
+		g.lookForAll(x)
+	}
+	g.checkOutsiders()
 }
 
 // TestOutside: who was sent the container's files is ended, as soon as the driver names him; all others are let be.
@@ -43,7 +58,7 @@ func TestOutside(t *testing.T) {
 	g := outsideGuard(t, container, container.pid(), thief.pid(), thief2.pid(), own.pid(), host.pid(), none.pid(), 1<<30)
 	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() || tgid == gpuOnly.pid() }
 	g.managed.pids = func() []int { return []int{container.pid(), gpuOnly.pid()} }
-	g.checkGPUHolders()
+	g.checkOutsiders()
 	if !thief.ended() || !thief2.ended() {
 		t.Error("a process with the container's files lives")
 	}
@@ -96,12 +111,11 @@ func TestOutsideSilent(t *testing.T) {
 	container, neighbour := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
 	thief := newStranger(t, true, "", container.file())
 	g := outsideGuard(t, container, neighbour.pid())
-	g.checkGPUHolders()
+	g.checkOutsiders()
 	if !thief.lives() {
 		t.Fatal("the test does not test")
 	}
-	g.sentFDs.everywhere, g.sentFDs.awake = time.Time{}, true
-	g.checkGPUHolders()
+	lookAround(t, g)
 	if !thief.ended() || !neighbour.lives() {
 		t.Error("the wrong one lives")
 	}
@@ -112,7 +126,7 @@ func TestOutsideGivenAway(t *testing.T) {
 	container := newStranger(t, true, fakeControl)
 	middle, thief := newStranger(t, true, ""), newStranger(t, true, "", container.file())
 	g := outsideGuard(t, container, middle.pid())
-	g.checkGPUHolders()
+	g.checkOutsiders()
 	if !thief.ended() || !middle.lives() {
 		t.Error("the wrong one lives")
 	}
@@ -128,7 +142,7 @@ func TestOutsideGuarded(t *testing.T) {
 		t.Fatal(err)
 	}
 	reserveOther(t, g, ledger.Record{Socket: "s", InitPID: other.pid(), InitStart: start})
-	g.checkGPUHolders()
+	g.checkOutsiders()
 	if !other.lives() {
 		t.Error("another guard's container was touched")
 	}
@@ -161,7 +175,7 @@ func TestOutsideAfter(t *testing.T) {
 func TestOutsideKnown(t *testing.T) {
 	container, own := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
 	g := outsideGuard(t, container, own.pid())
-	g.checkGPUHolders()
+	g.checkOutsiders()
 	start, _ := ledger.ProcStart(own.pid())
 	if who := (outsider{PID: own.pid(), Start: start}); len(g.sentFDs.clean) != 1 || !g.sentFDs.clean[who] {
 		t.Errorf("clean: %v", g.sentFDs.clean)
@@ -169,7 +183,7 @@ func TestOutsideKnown(t *testing.T) {
 	thief := newStranger(t, true, "", container.file())
 	g.sentFDs.pids = func() []int { return []int{thief.pid()} }
 	g.sentFDs.clean = map[outsider]bool{{PID: thief.pid(), Start: 1}: true}
-	g.checkGPUHolders()
+	g.checkOutsiders()
 	if !thief.ended() {
 		t.Error("it passes for a process that is gone")
 	}
@@ -198,7 +212,7 @@ func TestOutsideHidden(t *testing.T) {
 			if !hasFile(os.Getpid(), thief.pid(), int(passed.Fd()), &g.nodes) {
 				t.Error("it would not be found in the container")
 			}
-			if g.checkGPUHolders(); !thief.ended(patience) {
+			if g.checkOutsiders(); !thief.ended(patience) {
 				t.Error("it lives")
 			}
 		})
@@ -251,26 +265,26 @@ func TestFindApart(t *testing.T) {
 // TestOutsideAsleep: what a container sent before it went to sleep can be received long after.
 func TestOutsideAsleep(t *testing.T) {
 	container := newStranger(t, true, fakeControl)
-	thief := newStranger(t, true, "", container.file())
 	g := outsideGuard(t, container)
 	g.cgroups.cpu = t.TempDir()
 	if err := os.WriteFile(filepath.Join(g.cgroups.cpu, "cpu.stat"), []byte("usage_usec 0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g.sentFDs.asleep = time.Now().Add(time.Hour)
-	if g.sentFDs.everywhere = (time.Time{}); !g.sentFDs.awake {
-		g.checkGPUHolders()
-	}
+	lookAround(t, g) // it has run before, and may just have sent it
+	lookAround(t, g)
+	thief := newStranger(t, true, "", container.file())
+	lookAround(t, g)
 	if !thief.lives() {
 		t.Fatal("the test does not test")
 	}
-	g.sentFDs.everywhere, g.sentFDs.asleep = time.Time{}, time.Time{}
-	g.checkGPUHolders()
+	x := g.sentFDs.lookouts[0]
+	if d := time.Until(x.asleep); d <= 0 || d > time.Hour {
+		t.Errorf("the next look is in %v", d)
+	}
+	x.asleep = time.Time{}
+	lookAround(t, g)
 	if !thief.ended() {
 		t.Error("it lives")
-	}
-	if d := time.Until(g.sentFDs.asleep); d <= 0 || d > time.Hour {
-		t.Errorf("the next look is in %v", d)
 	}
 }
 
@@ -299,7 +313,7 @@ func TestOutsideGuards(t *testing.T) {
 		t.Fatal(err)
 	}
 	reserveOther(t, g, ledger.Record{GuardPID: guard.pid(), GuardStart: start})
-	g.checkGPUHolders()
+	g.checkOutsiders()
 	g.endOutsiders()
 	if !guard.lives() {
 		t.Error("another guard was ended")

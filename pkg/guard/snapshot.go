@@ -233,9 +233,14 @@ func (s *snapshotter) object(c *client, o *object) error {
 func (o *object) plainState() handover.Object {
 	v := handover.Object{Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kindNames[o.kind], CountsOn: o.countsOn, GPU: o.gpu,
 		Length: uint64(o.length), Size: uint64(o.size), Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, ID: o.id,
-		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
-		Context: o.context, GFXP: o.gfxp, Preempts: o.preempts, Draws: o.draws, UserdMemory: o.userd.memory, UserdOffset: o.userd.offset,
-		RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine, Engine: o.engine, Notifiers: o.notifiers}
+		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled,
+		UserdMemory: o.userd.memory, UserdOffset: o.userd.offset, RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine,
+		Engine: o.engine, Notifiers: o.notifiers}
+	if x := o.group; x != nil {
+		v.Group, v.Lender, v.LentGroup, v.Scheduled, v.Graphics, v.Context = x.number, x.lender.nonce, x.lender.group, x.scheduled,
+			x.graphics, x.context
+		v.GFXP, v.Shared, v.Preempts, v.Draws, v.Legacy = x.gfxp, x.shared, x.preempts, x.draws, x.legacy
+	}
 	if o.streams != nil {
 		v.Streams = &handover.Streams{Asked: o.streams.asked, Given: o.streams.given}
 	}
@@ -375,7 +380,7 @@ func (s *snapshotter) tasks() error {
 }
 
 func savedState(x *savedCall) *handover.Saved {
-	v := &handover.Saved{Args: x.args, Resume: x.rep.resume, Errno: int(x.rep.errno), Lost: x.lost, Repeated: x.repeated, Blocks: x.blocks,
+	v := &handover.Saved{Args: x.args, Resume: x.rep.resume, Errno: int(x.rep.errno), Lost: x.once, Repeated: x.repeated, Blocks: x.blocks,
 		Size: x.size}
 	for i := range x.out {
 		v.Out = append(v.Out, handover.Part{Address: x.out[i].addr, Data: x.out[i].data})
@@ -484,8 +489,7 @@ func (s *snapshotter) outside() {
 		}
 	}
 	slices.SortFunc(v.Clean, func(p, q handover.Outsider) int { return cmp.Compare(p.PID, q.PID) })
-	v.Everywhere, v.SuspectAfter, v.Asleep = unixNano(o.everywhere), unixNano(o.suspectAfter), unixNano(o.asleep)
-	v.CPU, v.Awake = int64(o.cpu), o.awake
+	v.Everywhere, v.SuspectAfter = unixNano(o.everywhere), unixNano(o.suspectAfter)
 }
 
 func (g *Guard) billState() handover.Bill {

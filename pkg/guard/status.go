@@ -57,6 +57,14 @@ func (g *Guard) serveControl(l *net.UnixListener) {
 			_ = json.NewEncoder(conn).Encode(g.Status())
 		case api.OpUpgrade:
 			g.serveUpgrade(conn, req.Program)
+		case api.OpLend:
+			if req.Loan != nil {
+				g.lend(conn, *req.Loan)
+			}
+		case api.OpRenew:
+			if req.Loans != nil {
+				_ = json.NewEncoder(conn).Encode(g.renewed(*req.Loans))
+			}
 		}
 	})
 }

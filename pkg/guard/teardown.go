@@ -47,6 +47,11 @@ func (a *account) isEnding(client uint32) bool {
 	return c != nil && c.ending
 }
 
+// haveEnding reports that one of some channels is of a client that ends: to let its group run would let that run.
+func (a *account) haveEnding(channels []gpusched.Channel) bool {
+	return slices.ContainsFunc(channels, func(ch gpusched.Channel) bool { return a.isEnding(ch.Client) })
+}
+
 // endingChannels lists the channels of clients that end.
 func (a *account) endingChannels(gpu int) []gpusched.Channel {
 	goOn := a.notEnding()

@@ -14,7 +14,7 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client {
 		return false
 	}
-	c.named = handle
+	c.named, c.gone = handle, false
 	g, roots := c.guard, c.guard.rootsLet.Load()
 	o, known := g.account.lookup(client, handle)
 	if known && o.isThere() {
@@ -41,7 +41,8 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		if !c.absent {
 			c.absent, c.roots = true, roots
 		}
-		return g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0 || g.insideSettledRoot()
+		c.gone = g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0 || g.insideSettledRoot()
+		return c.gone
 	}
 	return class != classSystem && class != classOSDescriptor && !(known && class == o.class)
 }
@@ -52,7 +53,8 @@ func (c *trappedCall) isUnseenOf(client, handle uint32) bool {
 		return false
 	}
 	t, ok := c.guard.fileOf(c.locked.of(client))
-	if !ok {
+	if !ok { // its process has ended
+		c.named, c.gone = handle, true
 		return true
 	}
 	defer t.Done()
@@ -130,8 +132,12 @@ func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
 	return 0
 }
 
-// denyUnseen refuses a call on such an object.
+// denyUnseen refuses a call on such an object. To one on what is not there it answers as the driver does: programs open CUDA IPC's memory
+// of others that have freed it, or have ended.
 func (c *trappedCall) denyUnseen() reply {
+	if c.gone {
+		return c.status(rm.StatusObjectNotFound)
+	}
 	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made",
 		"call", rm.EscapeName(c.call.NR()), "object", c.named, "absent", c.absent)
 }

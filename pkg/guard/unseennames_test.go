@@ -137,7 +137,7 @@ func TestUnseenInParameters(t *testing.T) {
 	c := newFakeCall(t, g, fakeControl)
 	const group = 0x5c000010
 	g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, class: classChannelGroup, kind: rm.ClassTSG, gpu: noGPU,
-		graphics: true}, noGPU, 0, 0)
+		group: &channelGroup{graphics: true}}, noGPU, 0, 0)
 	u.classes[group] = classChannelGroup
 	for _, x := range []struct {
 		name   string
@@ -315,7 +315,7 @@ func TestNotifierElsewhere(t *testing.T) {
 		g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: u.answer}))
 		g.account.addObject(fakeClient, object{handle: second, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
 		g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, class: classChannelGroup, kind: rm.ClassTSG, gpu: noGPU,
-			graphics: true}, noGPU, 0, 0)
+			group: &channelGroup{graphics: true}}, noGPU, 0, 0)
 		g.cfg.Settings.MaxHostMemory.Bytes = quota.MiB
 		c := newFakeCall(t, g, fakeControl)
 		if rep := noteMemory(c, classSystem, fakeDevice, memory); !rep.resume {

@@ -78,7 +78,6 @@ func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
 	return plan{ask: true, done: done, commit: func() {
 		f.zombies.Store(g.isMultiProcess(c.target()))
 		g.books.note(f)
-		c.lost = true
 	}}
 }
 
@@ -104,7 +103,7 @@ func (g *Guard) checkUVMDrop(c *trappedCall) plan {
 		f = g.files.find(c.fd, nodeUVM)
 	}
 	if f == nil {
-		return plan{ask: true, commit: func() { c.lost = true }}
+		return pass()
 	}
 	f.uvm.Lock()
 	if c.call.Cmd == rm.UVMUnmapExternal && g.uvmFull() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
@@ -113,7 +112,6 @@ func (g *Guard) checkUVMDrop(c *trappedCall) plan {
 	}
 	ended := g.unbindDropped(f, c.call.Cmd, c.form(), c.call.Outer)
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, commit: func() {
-		c.lost = true
 		g.recordDrop(f, c.call.Cmd, c.form(), c.call.Outer)
 	}}
 }

@@ -70,7 +70,6 @@ func (g *Guard) planRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropRange(r) }, commit: func() {
 		g.dropRange(f.recordRange(r)) // UVM has let go of one there, or it would have refused
 		g.books.note(r)
-		c.lost = true
 	}}
 }
 
@@ -164,7 +163,6 @@ func (g *Guard) checkRangeGroup(c *trappedCall) plan {
 		}
 		f.groups[rm.U64(c.call.Outer, c.form().Base)] = true
 		g.books.note(f)
-		c.lost = true
 	}}
 }
 

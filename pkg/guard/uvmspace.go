@@ -119,7 +119,6 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 		f.spaces[gpuUUID(o[rm.UVMGPU:])] = true
 		g.books.note(f)
 		f.mu.Unlock()
-		c.lost = true // made again it would fail
 	}
 	return p
 }
@@ -147,7 +146,6 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 		g.books.note(f)
 		f.mu.Unlock()
 		g.account.setUnbound([]*retained{kept}, false)
-		c.lost = true
 	}
 	return p
 }

@@ -29,7 +29,6 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 	}
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropTables(maps) }, commit: func() {
 		g.recordMapping(f, maps[0])
-		c.lost = true // tables of another call would have to fit beside these
 	}}
 }
 

@@ -74,6 +74,9 @@ func (g *Guard) wholenessOf(client uint32) (is wholeness, not uint32) {
 	}
 	underWay := g.pendingRoots.Load() > 0 || g.insideSettledRoot() // before the driver is asked
 	for _, group := range groups {
+		if o, _ := g.account.lookup(client, group); g.hasOthersChannels(o.group) {
+			continue // see endShared
+		}
 		if ids, ok := g.channelIDs(client, group); ok && g.account.hasUnknownChannel(client, group, ids) {
 			return notWhole, group
 		}
@@ -83,6 +86,32 @@ func (g *Guard) wholenessOf(client uint32) (is wholeness, not uint32) {
 	}
 	g.account.setWhole(client, roots)
 	return whole, 0
+}
+
+// hasOthersChannels reports a group below which members of a trust domain have channels, of which other guards know.
+func (g *Guard) hasOthersChannels(x *channelGroup) bool {
+	return x != nil && (x.lent() || x.shared && g.cfg.DomainServer)
+}
+
+// endShared ends the clients with such groups, where a root alloc went elsewhere: nobody could find the channel that it may have made
+// there.
+func (g *Guard) endShared(pid int) {
+	some := false
+	g.killClients(func(c *client) bool { // the account is locked
+		for _, o := range c.groups {
+			if g.hasOthersChannels(o.group) {
+				some = true
+				return true
+			}
+		}
+		return false
+	})
+	if some {
+		g.log.Error("RM clients with a channel group of the trust domain's are freed: a thread may have made a channel there of a call that "+
+			"asks for an RM client", "pid", pid)
+		g.events.Note(event.Event{Kind: event.Freed, PID: pid,
+			Text: "RM clients with a channel group of the trust domain's: a thread may have made a channel there unseen"})
+	}
 }
 
 // groupsToAsk lists a client's channel groups, on whatever engine. whole: they are known to be, since no root alloc was let through; then
@@ -119,13 +148,19 @@ func (a *account) hasUnknownChannel(client, group uint32, ids []uint32) bool {
 	if c == nil {
 		return false
 	}
+	x := c.objects[group]
+	if x == nil || x.group == nil {
+		return false
+	}
 	known, any := map[uint32]bool{}, 0
-	for _, o := range c.channels {
-		if o.parent != group {
-			continue
-		}
-		if known[o.id] = true; o.id == 0 {
-			any++
+	for handle, of := range x.group.handles {
+		for _, o := range of.channels {
+			if o.parent != handle.handle {
+				continue
+			}
+			if known[o.id] = true; o.id == 0 {
+				any++
+			}
 		}
 	}
 	for _, id := range ids {

@@ -235,7 +235,7 @@ func (g *Guard) checkUnmapMemory(c *trappedCall) plan {
 	if !g.account.hasWindow(client, memory, address) {
 		return pass()
 	}
-	return plan{ask: true, commit: func() { c.lost = true }, exec: func() unix.Errno {
+	return plan{ask: true, exec: func() unix.Errno {
 		g.endWindow(client, memory, address)
 		c.status(rm.StatusOK)
 		return 0
@@ -249,7 +249,7 @@ func (g *Guard) checkUpdateMapping(c *trappedCall) plan {
 	if !g.account.hasWindow(client, memory, address) {
 		return pass()
 	}
-	return plan{ask: true, commit: func() { c.lost = true }, exec: func() unix.Errno {
+	return plan{ask: true, exec: func() unix.Errno {
 		g.account.moveWindow(client, memory, address, rm.U64(o, rm.UpdateMappingNew))
 		c.status(rm.StatusOK)
 		return 0

@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/cgroups"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
@@ -143,6 +144,22 @@ func makeCgroups(pid int, dirs []string, hidden []device.Node) error {
 		}
 		if err := cgroups.WriteCgroupProc(dir, pid); err != nil {
 			return fmt.Errorf("enter the cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// boundMemory bounds the host's memory of a run in cgroup v2, if the folder that its is in is ours or lets it.
+func boundMemory(dirs []string, most quota.Bytes) error {
+	if most == 0 || !cgroups.IsCgroup2UnifiedMode() {
+		return nil
+	}
+	for _, dir := range dirs {
+		// Where this is refused the file is not there.
+		_ = cgroups.WriteFile(filepath.Dir(dir), "cgroup.subtree_control", "+memory")
+		err := cgroups.WriteFile(dir, "memory.max", strconv.FormatUint(uint64(most), 10))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
 		}
 	}
 	return nil

@@ -172,13 +172,21 @@ func giveNode(n device.Node, to string) error {
 	return os.Chmod(to, 0o666) // whatever the umask
 }
 
-// bind mounts a file over a new empty one. With flags it is mounted again, for flags count from the second time on.
+// bind mounts a file, or a folder, over a new empty one. With flags it is mounted again, for flags count from the second time on.
 func bind(from, to string, flags uintptr) error {
-	fd, err := unix.Open(to, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC, 0o600)
-	if err != nil {
+	if info, err := os.Stat(from); err != nil {
 		return err
+	} else if info.IsDir() {
+		if err := os.Mkdir(to, 0o700); err != nil {
+			return err
+		}
+	} else {
+		fd, err := unix.Open(to, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_CLOEXEC, 0o600)
+		if err != nil {
+			return err
+		}
+		unix.Close(fd)
 	}
-	unix.Close(fd)
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
 		return err
 	}
@@ -188,8 +196,16 @@ func bind(from, to string, flags uintptr) error {
 	return unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|flags, "")
 }
 
-// mountLimiter puts the preload library and the vGPU page where containers have them. That is the host's run directory: its
-// ledger and sockets are out of the run's sight, as they are out of a container's.
+// pipesFlags are for the folder of a domain's MPS server, which only that writes to.
+func pipesFlags(p spec.Plan) uintptr {
+	if p.DomainServer {
+		return unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	}
+	return unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+}
+
+// mountLimiter puts the preload library, the vGPU page and the pipes of its domain where containers have them. That is the host's run
+// directory: its ledger and sockets are out of the run's sight, as they are out of a container's.
 func mountLimiter(p spec.Plan) error {
 	dir := filepath.Dir(page.Path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -202,6 +218,7 @@ func mountLimiter(p spec.Plan) error {
 	}{
 		{p.Page, page.Path, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC},
 		{p.Limiter, spec.LimiterPath, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
+		{p.Pipes(), page.PipesPath, pipesFlags(p)},
 	}
 	for i, f := range files {
 		if f.from == "" {
@@ -226,7 +243,26 @@ func mountLimiter(p spec.Plan) error {
 			return fmt.Errorf("%s: %w", f.to, err)
 		}
 	}
+	if p.DomainServer {
+		if err := mountDaemon(filepath.Join(page.PipesPath, page.Daemon)); err != nil {
+			return err
+		}
+	}
 	return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY|flags, "mode=755,size=64k")
+}
+
+// mountDaemon gives the daemon of a domain a folder for its sockets and its logs, which members can make grow: it is bounded, and goes with
+// the server.
+func mountDaemon(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("mode=700,size=1m,uid=%d,gid=%d", st.Uid, st.Gid)
+	if err := unix.Mount("cgpu", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
+		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	}
+	return nil
 }
 
 // keepDeviceNodes tells the driver's libraries not to make nodes, as cgpu-hook does in a container: as root they would make

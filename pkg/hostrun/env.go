@@ -10,11 +10,14 @@ import (
 )
 
 // environment is what the command gets of the caller's environment env.
-func environment(env []string, u User, limiter bool) []string {
-	set := map[string]string{}
+func environment(env []string, u User, p spec.Plan) []string {
+	set, limiter := map[string]string{}, p.Limiter != ""
 	drop := []string{
 		// Numbers of the host's GPUs: in the run they count from 0, and a number that is none there would hide them all.
 		"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
+	}
+	if p.Threads != 0 { // by a flag, which says more than what the caller happens to have
+		drop = append(drop, spec.ThreadsVariable)
 	}
 	if !u.Keep && u.Name != "" { // sudo has set root's
 		set["USER"], set["LOGNAME"], set["HOME"], set["SHELL"] = u.Name, u.Name, u.Home, u.Shell
@@ -39,6 +42,12 @@ func environment(env []string, u User, limiter bool) []string {
 	for _, name := range []string{"USER", "LOGNAME", "HOME", "SHELL"} {
 		if set[name] != "" {
 			kept = append(kept, name+"="+set[name])
+		}
+	}
+	for _, variable := range p.Membership() {
+		name, _, _ := strings.Cut(variable, "=")
+		if !slices.ContainsFunc(kept, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
+			kept = append(kept, variable)
 		}
 	}
 	if limiter {

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
@@ -30,10 +31,12 @@ type Run struct {
 	Plan    spec.Plan
 	RunDir  string
 	Cgroups []string // of Cgroups; the guard removes them
-	User    User
-	Args    []string
-	Env     []string // the caller's
-	Caller  Inherited
+	// HostMemory bounds the host's memory that it takes, where the machine has cgroup v2; 0: it is not bounded.
+	HostMemory quota.Bytes
+	User       User
+	Args       []string
+	Env        []string // the caller's
+	Caller     Inherited
 }
 
 // CommandError says that everything was ready but the command.
@@ -78,6 +81,7 @@ func Exec(r Run) error {
 		do   func() error
 	}{
 		{"cgroup", func() error { return makeCgroups(os.Getpid(), r.Cgroups, forbidden(r.Plan)) }},
+		{"memory bound", func() error { return boundMemory(r.Cgroups, r.HostMemory) }},
 		{"mount namespace", newNamespace},
 		{"/dev", func() error { return mountDev(r.Plan, r.RunDir) }},
 		{"driver parameters", func() error { return keepDeviceNodes("/dev", "/proc/driver/nvidia/params") }},
@@ -96,7 +100,7 @@ func Exec(r Run) error {
 			return fmt.Errorf("run: %s: %w", step.name, err)
 		}
 	}
-	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan.Limiter != ""))
+	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan))
 	return &CommandError{path, err}
 }
 

@@ -201,21 +201,28 @@ func TestLookup(t *testing.T) {
 
 func TestEnvironment(t *testing.T) {
 	ann, _ := users("ann")
+	limiter := spec.Plan{Limiter: "/x"}
 	for _, test := range []struct {
-		env     string
-		user    User
-		limiter bool
-		want    string
+		env  string
+		user User
+		plan spec.Plan
+		want string
 	}{
-		{"A=1 HOME=/root USER=root", User{Keep: true}, false, "A=1 HOME=/root USER=root"},
-		{"HOME=/root A=1 USER=root", ann, false, "A=1 USER=ann LOGNAME=ann HOME=/home/ann SHELL=/bin/zsh"},
-		{"HOME=/root A=1", User{UID: 4000}, false, "HOME=/root A=1"},
-		{"A=1", User{Keep: true}, true, "A=1 LD_PRELOAD=/run/cgpu/libcgpu.so"},
-		{"LD_PRELOAD=/a.so:/run/cgpu/libcgpu.so:/b.so A=1", User{Keep: true}, true, "A=1 LD_PRELOAD=/run/cgpu/libcgpu.so:/a.so:/b.so"},
-		{"LD_PRELOAD=/a.so", User{Keep: true}, false, "LD_PRELOAD=/a.so"},
-		{"CUDA_VISIBLE_DEVICES=1 CUDA_VISIBLE=1 NVIDIA_VISIBLE_DEVICES=all", User{Keep: true}, false, "CUDA_VISIBLE=1"},
+		{"A=1 HOME=/root USER=root", User{Keep: true}, spec.Plan{}, "A=1 HOME=/root USER=root"},
+		{"HOME=/root A=1 USER=root", ann, spec.Plan{}, "A=1 USER=ann LOGNAME=ann HOME=/home/ann SHELL=/bin/zsh"},
+		{"HOME=/root A=1", User{UID: 4000}, spec.Plan{}, "HOME=/root A=1"},
+		{"A=1", User{Keep: true}, limiter, "A=1 LD_PRELOAD=/run/cgpu/libcgpu.so"},
+		{"LD_PRELOAD=/a.so:/run/cgpu/libcgpu.so:/b.so A=1", User{Keep: true}, limiter, "A=1 LD_PRELOAD=/run/cgpu/libcgpu.so:/a.so:/b.so"},
+		{"LD_PRELOAD=/a.so", User{Keep: true}, spec.Plan{}, "LD_PRELOAD=/a.so"},
+		{"CUDA_VISIBLE_DEVICES=1 CUDA_VISIBLE=1 NVIDIA_VISIBLE_DEVICES=all", User{Keep: true}, spec.Plan{}, "CUDA_VISIBLE=1"},
+		{"A=1", User{Keep: true}, spec.Plan{Domain: "team"}, "A=1 CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps"},
+		{"A=1 CUDA_MPS_PIPE_DIRECTORY=/x", User{Keep: true}, spec.Plan{Domain: "team"}, "A=1 CUDA_MPS_PIPE_DIRECTORY=/x"},
+		{"A=1", User{Keep: true}, spec.Plan{Domain: "team", DomainServer: true}, "A=1"},
+		{"A=1 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60", User{Keep: true}, spec.Plan{Domain: "team", Threads: 30},
+			"A=1 CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"},
+		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60", User{Keep: true}, spec.Plan{}, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"},
 	} {
-		if got := strings.Join(environment(strings.Fields(test.env), test.user, test.limiter), " "); got != test.want {
+		if got := strings.Join(environment(strings.Fields(test.env), test.user, test.plan), " "); got != test.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", test.env, got, test.want)
 		}
 	}

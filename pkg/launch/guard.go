@@ -44,7 +44,7 @@ func Start(runDir string) (*Guard, error) {
 }
 
 func guardEnv(runDir string) []string {
-	return []string{"CGPU_RUN_DIR=" + runDir, "PATH=" + strings.Join(Folders, ":")}
+	return []string{"CGPU_RUN_DIR=" + runDir, "CGPU_CONFIG=" + device.ConfigFile(), "PATH=" + strings.Join(Folders, ":")}
 }
 
 // start makes the pipes to a guard and has it started, with its descriptors 0 to 3 in files.

@@ -47,6 +47,7 @@ func GuardConfig(record ledger.Record, table *device.Table, runDir string) guard
 		Log:    LogFile(runDir, record),
 		Driver: table.Driver, DriverVersion: table.DriverVersion,
 		Page: record.Page, HostMemory: table.HostMemory, LauncherPID: record.LauncherPID, Settings: table.Config,
+		Domain: record.Domain, DomainServer: record.DomainServer,
 	}
 	for _, g := range spec.NewPlan(record, table).GPUs {
 		c.GPUs = append(c.GPUs, guardcfg.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit, Spill: g.Spill})

@@ -63,6 +63,7 @@ type Refusal struct {
 	Time        bool        // it is the GPU's time that has no room: weight, percent or priority are at fault
 	Held        bool        // an allocation of Kubernetes is in use by as many containers as it is for
 	Memory      bool        // it is the GPU's memory that has no room: the limit is at fault
+	Domain      bool        // the trust domain is at fault
 	Spill       bool        // it is the node's spill that has no room; Asked and Free are spill then
 	Reason      string
 	Remedy      string
@@ -298,9 +299,10 @@ func (l load) refuseShare(s sched.Share) *Refusal {
 // place chooses GPUs with room, by policy, equals by index.
 func place(f *file, req Request) ([]VGPU, error) {
 	type candidate struct {
-		index int
-		slice VGPU
-		free  quota.Bytes
+		index  int
+		joined int // -1: where others of its domain are, who can only compute side by side there
+		slice  VGPU
+		free   quota.Bytes
 	}
 	var (
 		fit      []candidate
@@ -328,7 +330,11 @@ func place(f *file, req Request) ([]VGPU, error) {
 			refusals = append(refusals, refusal)
 			continue
 		}
-		fit = append(fit, candidate{g.Index, slice, l.free})
+		c := candidate{g.Index, 0, slice, l.free}
+		if HasMembers(f.Records, req.Record.Domain, g.UUID) {
+			c.joined = -1
+		}
+		fit = append(fit, c)
 	}
 	if len(fit) < count {
 		return nil, notPlaced(count, len(fit), refusals, tooSmall)
@@ -339,7 +345,7 @@ func place(f *file, req Request) ([]VGPU, error) {
 		if req.Place.Policy == PolicySpread {
 			free = -free
 		}
-		return cmp.Or(free, cmp.Compare(a.index, b.index))
+		return cmp.Or(a.joined-b.joined, free, a.index-b.index)
 	}
 	vgpus := make([]VGPU, 0, count)
 	for range count {

@@ -145,6 +145,9 @@ func (req *ChangeRequest) ofSlices() bool {
 
 // apply returns r with the changes, or why they do not fit beside the others.
 func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
+	if refusal := req.refuseDomain(&r, others.Records); refusal != nil {
+		return r, refusal
+	}
 	before := spillOf(r.VGPUs)
 	r.VGPUs = slices.Clone(r.VGPUs)
 	if req.Paused != nil {

@@ -61,6 +61,14 @@ type Record struct {
 	DriverLimits bool `json:"driverLimits,omitempty"`
 	// LimitedCgroup is the cgroup, below the root of cgroup v2, that its first process was in before its program began.
 	LimitedCgroup string `json:"limitedCgroup,omitempty"`
+	// Domain is the container's trust domain, whose members compute side by side through one MPS server; empty: none. DomainServer: it is
+	// that server's record.
+	Domain       string `json:"domain,omitempty"`
+	DomainServer bool   `json:"domainServer,omitempty"`
+	// Threads is the part of the multiprocessors, in percent, that a member's programs are told to use; 0: none.
+	Threads int `json:"threads,omitempty"`
+	// Retired, of a domain's server: it is being ended, and takes no more members.
+	Retired bool `json:"retired,omitempty"`
 	// Page is the file of the container's vGPU page (package page); empty where it has none.
 	Page string `json:"page,omitempty"`
 	// Paused stops the container's GPU work until it is cleared (cgpu pause, cgpu resume).

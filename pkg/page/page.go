@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync/atomic"
 	"unsafe"
 
@@ -237,3 +238,27 @@ func mounted(dir string) bool {
 	var here, above unix.Stat_t
 	return unix.Lstat(dir, &here) == nil && unix.Lstat(filepath.Dir(dir), &above) == nil && here.Dev != above.Dev
 }
+
+// Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket.
+func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "mps", uuid, domain) }
+
+// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees its Part
+// of the first at PipesPath; the server has all of the folder there.
+const (
+	Members   = "members"
+	Daemon    = "daemon"
+	Ended     = "ended" // a file: why the last server ended, in its own words
+	PipesPath = "/run/cgpu/mps"
+)
+
+// Part is the folder of a member that has a part of the multiprocessors, in percent, 1 to AllParts; 0: all. By which folder it comes says
+// what it gets.
+func Part(members string, percent int) string {
+	if percent == 0 {
+		percent = AllParts
+	}
+	return filepath.Join(members, strconv.Itoa(percent))
+}
+
+// AllParts is how many folders there are.
+const AllParts = 100

@@ -33,13 +33,40 @@ const (
 )
 
 // OpenHolders maps what the guards of a GPU know of it.
-func OpenHolders(runDir, uuid string) (*Holders, error) {
+func OpenHolders(runDir, uuid string) (*Holders, error) { return mapHolders(runDir, uuid, ".holders") }
+
+// OpenSuspects maps which processes a look at all of them found outside of all containers with a file of the driver.
+func OpenSuspects(runDir, uuid string) (*Holders, error) {
+	return mapHolders(runDir, uuid, ".suspects")
+}
+
+func mapHolders(runDir, uuid, suffix string) (*Holders, error) {
 	h := &Holders{&Page{}}
-	path := filepath.Join(filepath.Dir(Path(runDir, uuid)), filepath.Base(uuid)+".holders")
+	path := filepath.Join(filepath.Dir(Path(runDir, uuid)), filepath.Base(uuid)+suffix)
 	if err := h.page.mapFile(path, holdersSize, holdersMagic, func() error { return nil }); err != nil {
-		return nil, fmt.Errorf("holders of GPU %s: %w", uuid, err)
+		return nil, fmt.Errorf("%s of GPU %s: %w", suffix[1:], uuid, err)
 	}
 	return h, nil
+}
+
+// Put says who it was at a moment; of more than MaxHolders so many.
+func (h *Holders) Put(now time.Duration, list []Holder) {
+	list = list[:min(len(list), MaxHolders)]
+	words := make([]uint64, holdersWords)
+	words[0], words[1] = uint64(now), uint64(len(list))
+	for i, x := range list {
+		words[2+2*i], words[3+2*i] = uint64(x.PID), x.Start
+	}
+	record{h.page, offHolders, holdersWords}.write(words)
+}
+
+// Last is who it was when Put was last called, and when that was; 0: never, or it is written just now.
+func (h *Holders) Last() (list []Holder, at time.Duration) {
+	words := make([]uint64, holdersWords)
+	if _, whole := (record{h.page, offHolders, holdersWords}).read(words); !whole {
+		return nil, 0
+	}
+	return holdersOf(words), time.Duration(words[0])
 }
 
 // Get is who had the GPU at most maxAge before now, CLOCK_MONOTONIC. It calls ask where nobody has asked since, unless somebody else does
@@ -54,15 +81,9 @@ func (h *Holders) Get(now, maxAge time.Duration, ask func() ([]Holder, bool)) ([
 		return holdersOf(words), known
 	}
 	list, ok := ask()
-	list = list[:min(len(list), MaxHolders)]
 	asking := h.page.u64(offAsking)
 	if ok && asking.Load() == uint64(now) { // else it took so long that another guard asks, and writes
-		clear(words)
-		words[0], words[1] = uint64(now), uint64(len(list))
-		for i, x := range list {
-			words[2+2*i], words[3+2*i] = uint64(x.PID), x.Start
-		}
-		r.write(words)
+		h.Put(now, list)
 	}
 	asking.CompareAndSwap(uint64(now), 0)
 	return list, ok

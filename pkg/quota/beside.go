@@ -28,7 +28,7 @@ func Beside(env []string, annotations map[string]string) (*Quota, error) {
 	s.beside = true
 	q := &Quota{Asked: map[string]string{}, Ignored: s.ignored(env, annotations, nil)}
 	q.Priority = PriorityDefault
-	for _, read := range []func(*Quota, *settings) error{readSpill, readCompute, readLimiter} {
+	for _, read := range []func(*Quota, *settings) error{readSpill, readCompute, readLimiter, readDomain} {
 		if err := read(q, s); err != nil {
 			return nil, err
 		}

@@ -21,9 +21,9 @@ func FromSpec(env []string, annotations map[string]string, dialects ...Dialect) 
 	}
 	q := &Quota{Asked: map[string]string{}, Ignored: s.ignored(env, annotations, dialects)}
 	q.Priority = PriorityDefault
-	readers := []func(*Quota, *settings) error{readSpill, readGPUs, readCompute, readLimiter}
-	if own {
-		readers = slices.Insert(readers, 0, readMemory, readPod)
+	readers := []func(*Quota, *settings) error{readMemory, readPod, readSpill, readGPUs, readCompute, readLimiter, readDomain}
+	if !own {
+		readers = readers[2:]
 	}
 	for _, read := range readers {
 		if err := read(q, s); err != nil {

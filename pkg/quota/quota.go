@@ -28,6 +28,12 @@ type Quota struct {
 	Slice
 	// NoLimiter leaves the preload library (libcgpu.so) out of the container.
 	NoLimiter bool
+	// Domain is the trust domain that the container's processes compute side by side in, through its MPS server; empty: none. DomainServer:
+	// it is the one with that server, which no container can ask for.
+	Domain       string
+	DomainServer bool
+	// Threads is the part of the GPU's multiprocessors that its programs in the domain use, in percent; 0: all.
+	Threads int
 	// Asked maps each variable or annotation that was used to its value, for the record and for messages.
 	Asked map[string]string
 	// Dialects are the other systems' ways in which the container asked; Unmapped are those of Asked that have no meaning

@@ -22,6 +22,8 @@ const (
 	priority
 	memSpill
 	limiter
+	domain
+	threads
 	numKeys
 )
 
@@ -48,6 +50,8 @@ var names = [numKeys]keyName{
 	priority:       {"", "cgpu.io/priority", ""},
 	memSpill:       {"CGPU_MEM_SPILL", "cgpu.io/gpu-mem-spill", ""},
 	limiter:        {"CGPU_LIMITER", "cgpu.io/limiter", ""},
+	domain:         {"CGPU_DOMAIN", "cgpu.io/domain", ""},
+	threads:        {"CGPU_THREADS", "cgpu.io/threads", ""},
 }
 
 // setting is what the container says for one key, under the name it used.

@@ -36,12 +36,13 @@ const (
 	ControlDebugRead                  // 0x83de0315: memory, through a debugger object
 	ControlDebugWrite                 // 0x83de0316
 	ControlRegOps                     // 0x20800122: registers of a channel's own context
-	ControlPeerMemory                 // 0x503c0104, 0x503c0105: device memory for other devices' access, or no longer
+	ControlPeerMemory                 // 0x503c0102, …4, …5: an address space, or device memory, for other devices' access, or no longer
 	ControlCacheFlush                 // 0x2080130e: empties caches of the whole GPU
 	ControlStreamAlloc                // 0xb0cc0105: a stream of a profiler's samples into memory
 	ControlStreamFree                 // 0xb0cc0106
 	ControlStreamBind                 // 0xb0cc0107
 	ControlStopChannel                // 0xa06f0112: at once, or when the channel is idle
+	ControlPreempt                    // 0xa06c0105: takes a channel group off the GPU until its next turn
 	ControlThermal                    // 0x20800513: a list of instructions
 	ControlBoost                      // 0x2080200a: keeps the clocks up while the client lives
 	ControlHide                       // reads what everybody does; answered with zeros
@@ -54,6 +55,7 @@ type Control struct {
 	Kind          ControlKind
 	Answer        uint32        // the status of a swallowed one
 	Profiling     bool          // of a profiler: only where the node's settings allow those
+	Context       bool          // reaches a graphics context as a whole, which in a trust domain is all members'
 	Size          int           // size of the parameters; 0: any up to MaxControlParams
 	Pointers      []Pointer     // user pointers in the parameters
 	ClientHandles []int         // offsets of client handles in the parameters; each must be 0 or the container's own
@@ -116,7 +118,7 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 		if a.branch < r.from || r.to != 0 && a.branch > r.to {
 			continue
 		}
-		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Answer: r.answer, Profiling: r.profiling,
+		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Answer: r.answer, Profiling: r.profiling, Context: r.context,
 			Size: at(r.sizes, a.layout()), Pointers: r.pointers,
 			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, HoldsLocks: r.locks, Source: r.source}
 		switch r.kind {
@@ -135,6 +137,7 @@ type controlRow struct {
 	kind      ControlKind
 	answer    uint32 // of a swallowed one, where that is not OK
 	profiling bool
+	context   bool
 	from, to  int // branches whose headers have the control; 0: from the first, up to the last
 	sizes     []since
 	pointers  []Pointer

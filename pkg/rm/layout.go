@@ -527,6 +527,10 @@ const (
 	ContextBufferEngine = 0 // which buffer, see contextbuffers.go
 	ContextBufferBytes  = 8
 
+	PreemptGroupWait    = 0 // 0xa06c0105: NVA06C_CTRL_PREEMPT_PARAMS, a byte each but for the timeout
+	PreemptGroupManual  = 1 // the timeout is the caller's
+	PreemptGroupTimeout = 4 // us
+
 	StopImmediate = 0 // 0xa06f0112: NVA06F_CTRL_STOP_CHANNEL_PARAMS.bImmediate
 
 	// NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_V2_PARAMS (0x20800513).

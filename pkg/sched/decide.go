@@ -459,7 +459,46 @@ func (r round) pull(x turn, long, length, weights float64) float64 {
 	wait, own := length-r.share(x, long), x.groups*x.burst
 	part := x.weight / (weights + (1-x.present)*x.weight)
 	lag := (part*(own+wait) - own) / (part * (own + wait + x.think))
+	lag = min(lag, r.excess(x, long)/part)
 	return long * math.Pow(fair/long, min(1, max(0, (lag-mindful)/(behind-mindful))))
+}
+
+// excess is the part of the GPU's time that the others take beyond their entitlement at a pace: more cannot be given to one of them.
+func (r round) excess(of turn, pace float64) (sum float64) {
+	weights, length := 0.0, r.cycle(pace)
+	for _, x := range r.turns {
+		weights += x.weight
+	}
+	for _, x := range r.turns {
+		if x.vgpu != of.vgpu {
+			sum += max(0, x.use(pace)/(length+x.rest())-x.weight/weights)
+		}
+	}
+	return sum
+}
+
+// cycle is how long a round is at a pace where each vGPU is in as many of them as it comes back for.
+func (r round) cycle(pace float64) float64 {
+	length := 0.0
+	for _, x := range r.turns {
+		length += r.share(x, pace) / x.present
+	}
+	for range 16 {
+		next := 0.0
+		for _, x := range r.turns {
+			next += r.share(x, pace) / x.present * length / (length + x.rest())
+		}
+		length = next
+	}
+	return length
+}
+
+// rest is think of a vGPU with one group: the mean of several says nothing of the one that hardly rests.
+func (x turn) rest() float64 {
+	if x.groups > 1 {
+		return 0
+	}
+	return x.think
 }
 
 // lags brings up to date by how much each vGPU is behind; dt is the time since the last look.

@@ -588,3 +588,32 @@ func TestComeAndGo(t *testing.T) {
 		within(t, fmt.Sprintf("seed %d: at the end", seed), n.shares(2*time.Second), slices.Repeat([]float64{part}, len(n.vgpus)), 1)
 	}
 }
+
+// TestIdleContexts: contexts that hardly compute do not make one beside them look as if it took less than it does.
+func TestIdleContexts(t *testing.T) {
+	victim := func(work time.Duration, idle ...[2]time.Duration) float64 {
+		w := newWhole(0.15)
+		w.add(weight(1)).loop(400*us, 20*us)
+		v := w.add(weight(1))
+		v.loop(work, 8*us)
+		for _, x := range idle {
+			v.loop(x[0], x[1])
+		}
+		w.run(3 * time.Second)
+		return w.measure(5 * time.Second).parts[0]
+	}
+	seldom := func(n int, every time.Duration) [][2]time.Duration {
+		return slices.Repeat([][2]time.Duration{{10 * us, every}}, n)
+	}
+	alone := victim(5 * ms)
+	for name, got := range map[string]float64{
+		"one":             victim(5*ms, [2]time.Duration{100 * us, 300 * ms}),
+		"three":           victim(5*ms, seldom(3, 100*ms)...),
+		"eight":           victim(5*ms, seldom(8, 30*ms)...),
+		"sixteen of 2 ms": victim(2*ms, seldom(16, 30*ms)...),
+	} {
+		if got < alone-3 {
+			t.Errorf("beside one with %s that hardly compute: %.1f %%, beside one without: %.1f %%", name, got, alone)
+		}
+	}
+}

@@ -507,6 +507,71 @@ func TestHighService(t *testing.T) {
 	}
 }
 
+// TestServiceBesideTiny: a service with requests of 2 ms at random beside a program of the same weight with kernels of 40 µs. While it
+// needs less than its part turns are no shorter for these kernels: it has what it has by the driver's own slices, but for one request of a
+// hundred, and so has the program, but for what switches take.
+func TestServiceBesideTiny(t *testing.T) {
+	run := func(seed uint64, load int, ours bool) (waits []time.Duration, tiny float64) {
+		w := newWhole(0.15)
+		client := w.add(weight(1)).service(seed, 2*ms*100/time.Duration(load), 2*ms)
+		other := w.add(weight(1)).loop(40*us, 8*us)
+		if !ours {
+			w.tick = never
+			client.groups[0].SetTimeslice(sched.NativeTimeslice)
+			other.groups[0].SetTimeslice(sched.NativeTimeslice)
+		}
+		w.run(2 * time.Second)
+		client.waits = nil
+		m := w.measure(8 * time.Second)
+		slices.Sort(client.waits)
+		return client.waits, m.parts[1]
+	}
+	of := func(w []time.Duration, percent int) time.Duration { return w[len(w)*percent/100].Round(100 * us) }
+	for _, load := range []int{20, 50} {
+		for seed := range uint64(5) {
+			plain, less := run(seed, load, false)
+			waits, got := run(seed, load, true)
+			t.Logf("load %d %%: p50 %v (driver's default %v), p99 %v (%v), the other has %.1f (%.1f) %%", load, of(waits, 50), of(plain, 50),
+				of(waits, 99), of(plain, 99), got, less)
+			if load == 20 && (of(waits, 50) > of(plain, 50)*11/10 || of(waits, 99) > 3*of(plain, 99) || got < less-4) {
+				t.Errorf("seed %d: p50 %v, p99 %v, the other has %.1f %%", seed, of(waits, 50), of(waits, 99), got)
+			}
+		}
+	}
+}
+
+// TestServices: four services with requests of 0.4 ms at random, of which each needs less than its part. 99 of 100 take little
+// more than by the driver's own slices.
+func TestServices(t *testing.T) {
+	run := func(load int, ours bool) time.Duration {
+		w, waits := newWhole(0.15), []time.Duration{}
+		for i := range uint64(4) {
+			v := w.add(weight(1)).service(10+i, 400*us*400/time.Duration(load), 400*us)
+			if !ours {
+				w.tick = never
+				v.groups[0].SetTimeslice(sched.NativeTimeslice)
+			}
+		}
+		w.run(2 * time.Second)
+		for _, v := range w.vgpus {
+			v.waits = nil
+		}
+		w.measure(8 * time.Second)
+		for _, v := range w.vgpus {
+			waits = append(waits, v.waits...)
+		}
+		slices.Sort(waits)
+		return waits[len(waits)*99/100]
+	}
+	for _, load := range []int{20, 50} {
+		plain, ours := run(load, false), run(load, true)
+		t.Logf("load %d %%: p99 %v, by the driver's own slices %v", load, ours, plain)
+		if ours > plain*6/5 {
+			t.Errorf("load %d %%: p99 %v, by the driver's own slices %v", load, ours, plain)
+		}
+	}
+}
+
 // TestHigh: a client of high priority, with a kernel of 0.137 ms 2 ms after each answer, beside hogs of best effort; then it is idle and
 // has one request. The aims (p99 200 and 250 µs) are less than the kernel and one switch take.
 func TestHigh(t *testing.T) {

@@ -79,7 +79,11 @@ type VGPU struct {
 	// Enforcement is who keeps the container to its limits: "guard", "preload", or "driver".
 	Enforcement string `json:"enforcement"`
 	// DriverLimits: NVIDIA's driver limits the memory of its cgroup; beside enforcement, unless that is "driver".
-	DriverLimits bool        `json:"driver_limits,omitempty"`
+	DriverLimits bool `json:"driver_limits,omitempty"`
+	// Domain is the trust domain that it computes in, or whose MPS server it is.
+	Domain       string      `json:"domain,omitempty"`
+	DomainServer bool        `json:"domain_server,omitempty"` // it is that server
+	Threads      int         `json:"threads,omitempty"`       // percent of the multiprocessors, of a member; absent: all
 	Limit        quota.Bytes `json:"limit_bytes"`
 	Used         quota.Bytes `json:"used_bytes"`
 	Managed      quota.Bytes `json:"managed_bytes"` // the part of used_bytes that is managed memory

@@ -136,7 +136,7 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		if o.memory != nil {
 			r.d.unref(o.memory)
 		}
-		if o.group != nil && o.group.context != nil {
+		if o.group != nil && len(o.group.handles) == 0 && o.group.context != nil {
 			r.d.unref(o.group.context)
 		}
 		if o.tables != nil {
@@ -156,8 +156,14 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		}
 		s.fixed[o] = true
 	}
+	if o.group != nil {
+		if o.group.handles == nil {
+			o.group.handles = map[*object]bool{}
+		}
+		o.group.handles[o] = true
+	}
 	switch {
-	case o.group != nil && onGraphics(o.group.engineType):
+	case o.group != nil && o.group.tsg == nil && onGraphics(o.group.engineType):
 		o.group.tsg = o.gpu.engine.add(c.pid, o.handle)
 	case o.channel != nil && parent.group != nil:
 		repause(parent)

@@ -103,7 +103,7 @@ func (c *controlCall) schedule() uint32 {
 		}
 	}
 	if group := c.object; group.group != nil {
-		for _, o := range group.children {
+		for o := range group.group.below {
 			set(o)
 		}
 		repause(group)

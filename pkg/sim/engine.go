@@ -133,13 +133,24 @@ func repause(group *object) {
 	if t == nil {
 		return
 	}
-	for _, o := range group.children {
+	for o := range group.group.below {
 		if o.channel != nil && o.channel.enabled && !o.channel.disabled {
 			t.Resume()
 			return
 		}
 	}
 	t.Pause()
+}
+
+// below yields what is below all handles of a group.
+func (g *group) below(yield func(*object) bool) {
+	for handle := range g.handles {
+		for _, o := range handle.children {
+			if !yield(o) {
+				return
+			}
+		}
+	}
 }
 
 func (c *controlCall) simSubmit() uint32 {

@@ -66,12 +66,14 @@ type memory struct {
 	mapped int  // UVM mappings
 }
 
-// group is a channel group (TSG).
+// group is a channel group (TSG). It lives until its last handle is gone.
 type group struct {
+	handles     map[*object]bool
 	engineType  uint32
 	timesliceUs uint64
 	context     *memory // hidden memory; nil: it has none
 	gfxp        *memory // that of graphics preemption
+	others      *memory // that of its second client and all others
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
 	cilp        bool         // which it has since
@@ -139,8 +141,10 @@ func (d *Driver) place(c *client, parent *object, o *object) uint32 {
 
 // freeObject frees an object and everything below it.
 func (d *Driver) freeObject(o *object) {
-	if o.group != nil && o.group.tsg != nil {
+	last := o.group != nil && len(o.group.handles) == 1
+	if last && o.group.tsg != nil {
 		o.gpu.engine.remove(o.group.tsg) // before its channels, whose end would only pause it
+		o.group.tsg = nil
 	}
 	for _, child := range o.children {
 		d.freeObject(child)
@@ -166,11 +170,17 @@ func (d *Driver) freeObject(o *object) {
 	if o.memory != nil {
 		d.unref(o.memory)
 	}
-	if o.group != nil && o.group.context != nil {
+	if o.group != nil {
+		delete(o.group.handles, o)
+	}
+	if last && o.group.context != nil {
 		d.unref(o.group.context)
 	}
-	if o.group != nil && o.group.gfxp != nil {
+	if last && o.group.gfxp != nil {
 		d.unref(o.group.gfxp)
+	}
+	if last && o.group.others != nil {
+		d.unref(o.group.others)
 	}
 	if o.tables != nil {
 		d.unref(o.tables)

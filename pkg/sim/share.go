@@ -5,6 +5,7 @@ package sim
 import (
 	"slices"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -144,18 +145,40 @@ func (r *request) dup() uint32 {
 		return rm.StatusInsufficientPermissions
 	}
 	switch from.class {
-	case classRootClient, classDevice, classSubdevice, classGroup, classContextDMA:
-		return rm.StatusInvalidArgument // NVIDIA's copies groups (internals/mps.md), but no guard lets that through
+	case classRootClient, classDevice, classSubdevice, classContextDMA:
+		return rm.StatusInvalidArgument
 	}
 	if isEngineObject(from.class) {
 		return rm.StatusInvalidArgument // nor what sits on a channel
 	}
+	first := from.group != nil && from.group.others == nil
+	if first {
+		if st := from.group.takeOthers(from.gpu); st != rm.StatusOK {
+			return st
+		}
+	}
 	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel,
-		vaspace: from.vaspace, size: from.size, tables: from.tables}
+		group: from.group, vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
 		if m != nil {
 			m.refs++
 		}
 	}
-	return r.finish(c, parent, o, rm.DupObject)
+	st = r.finish(c, parent, o, rm.DupObject)
+	if st != rm.StatusOK && first {
+		r.d.unref(from.group.others)
+		from.group.others = nil
+	}
+	return st
+}
+
+// SharedContextCost is what a channel group takes for a second client, once.
+const SharedContextCost = 128 * quota.MiB
+
+func (g *group) takeOthers(of *gpu) uint32 {
+	if !of.reserveHidden(SharedContextCost) {
+		return rm.StatusNoMemory
+	}
+	g.others = &memory{gpu: of, size: SharedContextCost, refs: 1, hidden: true}
+	return rm.StatusOK
 }

@@ -28,7 +28,8 @@ func (v View) JSON() schema.Node {
 
 func (x VGPU) json() schema.VGPU {
 	v := schema.VGPU{ID: x.ID, Nonce: x.Nonce, Root: x.Root, SharedID: x.SharedID, Name: x.Name, Created: x.Created, State: x.State,
-		Native: x.Native, Enforcement: x.Enforcement, DriverLimits: x.DriverLimits, Limit: x.Limit, Used: x.Used, Managed: x.Managed,
+		Native: x.Native, Enforcement: x.Enforcement, DriverLimits: x.DriverLimits, Domain: x.Domain,
+		DomainServer: x.DomainServer, Threads: x.Threads, Limit: x.Limit, Used: x.Used, Managed: x.Managed,
 		Spill: x.Spill, Spilled: x.Spilled,
 		Peak: x.Peak, Denied: x.Denied, Weight: x.Weight, Percent: x.Percent, Paused: x.Paused, GuardPID: x.GuardPID, InitPID: x.InitPID,
 		Processes: []schema.Process{}, Compute: computeJSON(x.Compute), Calls: callsJSON(x.Calls)}

@@ -69,6 +69,11 @@ type VGPU struct {
 	DriverLimits bool
 	// LimitedCgroup is what the driver limits, for MeasureLimited.
 	LimitedCgroup string
+	// Domain is the trust domain; empty: none. DomainServer: it is its MPS server, else a member, with Threads percent of the
+	// multiprocessors; 0: all.
+	Domain       string
+	DomainServer bool
+	Threads      int
 	quota.Slice
 	Used      quota.Bytes
 	Managed   quota.Bytes // the part of Used that is managed memory
@@ -242,7 +247,8 @@ func vgpu(r ledger.Record, a Answer, uuid string) VGPU {
 	case r.Preload:
 		enforcement = device.EnforcePreload
 	}
-	x := VGPU{Enforcement: enforcement, DriverLimits: r.DriverLimits, LimitedCgroup: r.LimitedCgroup, ID: r.ID, Nonce: r.Nonce, Root: r.Root,
+	x := VGPU{Enforcement: enforcement, DriverLimits: r.DriverLimits, LimitedCgroup: r.LimitedCgroup, Domain: r.Domain,
+		DomainServer: r.DomainServer, Threads: r.Threads, ID: r.ID, Nonce: r.Nonce, Root: r.Root,
 		Name: r.Name, Created: r.Created,
 		State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
 	if a.Err != nil {

@@ -181,6 +181,31 @@ func TestEnv(t *testing.T) {
 	}
 }
 
+// TestMembership: a member of a domain has the variables that tell libcuda of it, and of its part what was asked of cgpu.
+func TestMembership(t *testing.T) {
+	const pipes, rest = "CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu "
+	for _, test := range []struct {
+		env     string
+		domain  string
+		threads int
+		want    string
+	}{
+		{`[]`, "", 0, rest},
+		{`[]`, "team", 0, rest + pipes + " "},
+		{`[]`, "team", 30, rest + pipes + " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 "},
+		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", 30, rest + pipes + " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 "},
+		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", 0, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60 " + rest + pipes + " "},
+		{`["CUDA_MPS_PIPE_DIRECTORY=/x"]`, "team", 0, "CUDA_MPS_PIPE_DIRECTORY=/x " + rest},
+	} {
+		p := plan(map[int]quota.Bytes{0: quota.GiB})
+		p.Domain, p.Threads = test.domain, test.threads
+		e := apply(t, []byte(`{"process":{"env":`+test.env+`},"linux":{}}`), p)
+		if got := strings.Join(e.Process.Env, " "); got != test.want+"NVIDIA_VISIBLE_DEVICES=void" {
+			t.Errorf("%s, domain %q, %d %%:\ngot  %s\nwant %s", test.env, test.domain, test.threads, got, test.want)
+		}
+	}
+}
+
 // TestPreloadProcess edits what exec reads, and nothing of it but the environment.
 func TestPreloadProcess(t *testing.T) {
 	for raw, want := range map[string]string{

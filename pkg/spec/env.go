@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 )
 
@@ -15,7 +14,7 @@ import (
 const visible = "NVIDIA_VISIBLE_DEVICES"
 
 // editEnv writes exactly one NVIDIA_VISIBLE_DEVICES=void, so that no second injector adds devices, and adds the
-// driver's variables where the container does not set them.
+// driver's variables where the container does not set them. What was asked of cgpu counts more than libcuda's variable for it.
 func editEnv(doc *Document, p Plan) error {
 	names, raw, err := readEnv(doc)
 	if err != nil {
@@ -24,7 +23,7 @@ func editEnv(doc *Document, p Plan) error {
 	var kept [][]byte
 	set := map[string]bool{visible: true}
 	for i, name := range names {
-		if name != visible {
+		if name != visible && (p.Threads == 0 || name != ThreadsVariable) {
 			kept = append(kept, raw[i])
 			set[name] = true
 		}
@@ -102,7 +101,7 @@ func preloaded(env [][]byte) ([][]byte, error) {
 	if place < 0 {
 		place = len(kept)
 	}
-	return slices.Insert(kept, place, quote(name+"="+value)), nil
+	return append(kept[:place:place], append([][]byte{quote(name + "=" + value)}, kept[place:]...)...), nil // slices.Insert is a kilobyte
 }
 
 // readEnv gives the names of the variables in process.env and the entries as written.

@@ -10,10 +10,13 @@ package spec
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -48,6 +51,11 @@ type Plan struct {
 	// Hook is the absolute path of cgpu-hook on the host.
 	Hook   string
 	RunDir string
+	// Domain is the trust domain; empty: none. DomainServer: it is its MPS server.
+	Domain       string
+	DomainServer bool
+	// Threads, of a member, is its part of the multiprocessors in percent; 0: all.
+	Threads int
 	// Version of cgpu, for the record.
 	Version string
 }
@@ -64,8 +72,8 @@ type GPU struct {
 func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
 		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload && !record.DriverOnly,
-		DriverLimits: record.DriverLimits,
-		Common:       table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
+		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer, Threads: record.Threads,
+		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
 	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
@@ -82,6 +90,35 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 	return p
 }
 
+// Variables of libcuda's for MPS: where its domain's server is, and which part of the multiprocessors it uses, in percent.
+const (
+	PipeVariable    = "CUDA_MPS_PIPE_DIRECTORY=" + page.PipesPath
+	ThreadsVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+)
+
+// Membership is what the environment of a domain's member has of them.
+func (p *Plan) Membership() []string {
+	switch {
+	case p.Domain == "" || p.DomainServer:
+		return nil
+	case p.Threads == 0:
+		return []string{PipeVariable}
+	}
+	return []string{PipeVariable, ThreadsVariable + "=" + strconv.Itoa(p.Threads)}
+}
+
+// Pipes is the folder on the host that is to be seen at page.PipesPath: of a domain's server all of it, of a member its part; empty: none.
+func (p *Plan) Pipes() string {
+	if p.Domain == "" || len(p.GPUs) == 0 {
+		return ""
+	}
+	pipes := page.Pipes(p.RunDir, p.GPUs[0].UUID, p.Domain)
+	if p.DomainServer {
+		return pipes
+	}
+	return page.Part(filepath.Join(pipes, page.Members), p.Threads)
+}
+
 // Nodes are the device nodes that the container gets.
 func (p Plan) Nodes() []device.Node {
 	nodes := make([]device.Node, 0, len(p.Common)+len(p.GPUs))
@@ -94,6 +131,10 @@ func (p Plan) Nodes() []device.Node {
 
 // Apply edits doc as p says. After an error doc is half edited and must not be used.
 func Apply(doc *Document, p Plan) error {
+	if pipes := p.Pipes(); pipes != "" {
+		p.Mounts = append(slices.Clip(p.Mounts), device.Mount{Host: pipes, Container: page.PipesPath, Options: dataOptions})
+		p.Env = append(slices.Clip(p.Env), p.Membership()...)
+	}
 	for _, edit := range []struct {
 		name string
 		do   func(*Document, Plan) error

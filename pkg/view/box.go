@@ -147,6 +147,9 @@ func vgpuGrid(v snapshot.View, both bool) *grid {
 	g.columns = append(g.columns, column{"Util", true, false, 1}, column{"Wt", true, false, 3}, column{"Pct", true, false, 4},
 		column{"Prio", false, false, 5},
 		column{"State", false, false, 0})
+	if extra.domain {
+		g.columns = append(g.columns, column{"Domain", false, true, 6})
+	}
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {
 			used, limit, util, state, known := usageCells(x)
@@ -158,7 +161,11 @@ func vgpuGrid(v snapshot.View, both bool) *grid {
 			if extra.spill {
 				row = append(row, strings.ReplaceAll(fmt.Sprint(extra.cells(x, known)...), "MiB", ""))
 			}
-			g.rows = append(g.rows, append(row, util, OrDash(x.Weight), OrDash(x.Percent), Priority(x), state))
+			row = append(row, util, OrDash(x.Weight), OrDash(x.Percent), Priority(x), state)
+			if extra.domain {
+				row = append(row, domainCell(x))
+			}
+			g.rows = append(g.rows, row)
 		}
 	}
 	return g

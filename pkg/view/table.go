@@ -151,6 +151,9 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	t := newTable(w)
 	extra := extrasOf(v, wide)
 	head := []any{"CONTAINER", "GPU", "USED", "LIMIT"}
+	if extra.domain {
+		head = append(head, "DOMAIN")
+	}
 	head = append(append(head, extra.heads()...), "UTIL", "WEIGHT", "PCT", "PRIO", "STATE")
 	if wide {
 		head = append(head, "CAP", "GPU TIME", "WAITING", "TSGS", "BUSY", "SLICE", "PREEMPTED", "PAUSES", "PEAK", "DENIED", "GUARD", "INIT",
@@ -164,6 +167,9 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 				util += " of " + Percent(x.Compute.Entitled)
 			}
 			cells := []any{Handle(x), g.Index, used, limit}
+			if extra.domain {
+				cells = append(cells, domainCell(x))
+			}
 			cells = append(append(cells, extra.cells(x, known)...), util, OrDash(x.Weight), OrDash(x.Percent), Priority(x), state)
 			if wide {
 				cells = append(cells, timeCells(x.Compute)...)
@@ -197,6 +203,17 @@ func nameCell(x snapshot.VGPU) string {
 		name = cmp.Or(name, x.ID)
 	}
 	return terminal.Printable(cmp.Or(name, "-"))
+}
+
+// domainCell is the trust domain, with the member's part of the multiprocessors, or that it is the domain's server.
+func domainCell(x snapshot.VGPU) string {
+	switch {
+	case x.DomainServer:
+		return x.Domain + " (MPS)"
+	case x.Threads != 0:
+		return fmt.Sprintf("%s %d%%", x.Domain, x.Threads)
+	}
+	return cmp.Or(x.Domain, "-")
 }
 
 // usageCells are the columns that every table of vGPUs has. known is false where nobody can tell what is used.
@@ -247,8 +264,8 @@ func Mark(x snapshot.VGPU) string {
 
 // extras are what the table of vGPUs has only where there is something to tell.
 type extras struct {
-	spill, managed bool
-	marks          []string
+	spill, managed, domain bool
+	marks                  []string
 }
 
 // notes are the lines below the table.
@@ -265,6 +282,7 @@ func extrasOf(v snapshot.View, wide bool) (e extras) {
 		for _, x := range g.VGPUs {
 			e.spill = e.spill || x.Spill > 0 || x.Spilled > 0
 			e.managed = e.managed || wide && x.Managed > 0
+			e.domain = e.domain || x.Domain != ""
 			if m := Mark(x); m != "" && !slices.Contains(e.marks, m) {
 				e.marks = append(e.marks, m)
 			}

@@ -126,6 +126,28 @@ func TestSMI(t *testing.T) {
 	}
 }
 
+// TestSMIDomains: where there are trust domains a column says who is in which.
+func TestSMIDomains(t *testing.T) {
+	v := nodetest.Busy(t)
+	x := v.GPUs[0].VGPUs
+	x[0].Domain, x[0].DomainServer = "prod.team", true
+	x[1].Domain, x[1].Threads = "prod.team", 30
+	box, ok := boxed(v, 160, true, false)
+	if !ok {
+		t.Error("no box in 160 columns")
+	}
+	for name, print := range map[string]func(*bytes.Buffer) error{
+		"smi-domain.txt":     func(b *bytes.Buffer) error { return PrintTable(b, v) },
+		"smi-domain-box.txt": func(b *bytes.Buffer) error { b.WriteString(box); return nil },
+	} {
+		var b bytes.Buffer
+		if err := print(&b); err != nil {
+			t.Fatal(err)
+		}
+		golden.Compare(t, name, b.Bytes())
+	}
+}
+
 // A terminal of 100 columns is enough, whatever things are called.
 func TestSMIWidth(t *testing.T) {
 	v := nodetest.Busy(t)

@@ -27,10 +27,6 @@ func traces(lab *node.Node, rounds int) ([]figure, error) {
 		fmt.Fprintln(os.Stderr, "bench: no trace of a start: there is no strace")
 		return nil, nil
 	}
-	// Or the first start makes the node's table, and the simulated driver, for whose end strace would wait.
-	if r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "refresh"); r.Code != 0 {
-		return nil, fmt.Errorf("%s", r)
-	}
 	var figures []figure
 	for _, way := range []struct {
 		name string

@@ -20,26 +20,28 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
 )
 
-// churn is how many containers there are at a time, how often each is exchanged for a new one, and for how long at least.
+// churn is how many containers there are at a time, how often each is exchanged for a new one, and over how long that is spread.
 type churn struct {
 	containers, rounds int
-	atLeast            time.Duration
-	csv                string // file for the samples; empty: none
+	over               time.Duration // 0: as fast as it goes
+	csv                string        // file for the samples; empty: none
 }
 
-// asked reads CGPU_CHURN, such as 64x100 or 64x100,2h, and CGPU_CHURN_CSV.
+// asked reads CGPU_CHURN, such as 64x100 or 8x720,2h, and CGPU_CHURN_CSV.
 func asked(t *testing.T) churn {
 	c := churn{containers: 6, rounds: 4, csv: os.Getenv("CGPU_CHURN_CSV")}
 	text := os.Getenv("CGPU_CHURN")
 	if text == "" {
 		return c
 	}
-	size, atLeast, long := strings.Cut(text, ",")
+	size, over, long := strings.Cut(text, ",")
 	_, err := fmt.Sscanf(size, "%dx%d", &c.containers, &c.rounds)
 	if err == nil && long {
-		c.atLeast, err = time.ParseDuration(atLeast)
+		c.over, err = time.ParseDuration(over)
 	}
 	if err != nil {
 		t.Fatalf("CGPU_CHURN=%q: %v; want CONTAINERSxROUNDS or CONTAINERSxROUNDS,DURATION", text, err)
@@ -47,13 +49,13 @@ func asked(t *testing.T) churn {
 	return c
 }
 
-// lives are what containers do; each also computes.
+// lives are what containers do, again after $PAUSE seconds; each also computes.
 var lives = []string{
 	"cgpu-probe hold 32MiB",
-	"while :; do cgpu-probe alloc 16MiB; busybox sleep 0.5; done",
+	"while :; do cgpu-probe alloc 16MiB; busybox sleep $PAUSE; done",
 	"cgpu-probe alloc 256MiB; cgpu-probe hold 32MiB",                             // one is refused
 	"cgpu-probe alloc 16MiB & cgpu-probe hold 32MiB & busybox sleep 2",           // ends by itself
-	"while :; do cgpu-probe hold 16MiB 1 & busybox sleep 0.7; done",              // clients that come and go
+	"while :; do cgpu-probe hold 16MiB 1 & busybox sleep $PAUSE; done",           // clients that come and go
 	"cgpu-probe hold 16MiB & busybox sleep 1; kill -9 $!; cgpu-probe hold 16MiB", // killed with memory
 }
 
@@ -62,20 +64,22 @@ func TestChurn(t *testing.T) {
 	c := asked(t)
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
-	keeper := fmt.Sprintf("keeper = %v", random.IntN(2) == 0)
-	t.Logf("seed %#x, %s", seed, keeper)
-	n := newNode(t, "max_inst = 64", keeper)
+	kept := fmt.Sprintf("keeper = %v", c.over > 0 || random.IntN(2) == 0)
+	t.Logf("seed %#x, %s", seed, kept)
+	n := newNode(t, "max_inst = 64", kept)
+	pause := fmt.Sprintf("PAUSE=%.1f", max(0.5, float64(c.containers)/16)) // or 64 leave a small machine no time for anything else
 	for i := range lives {
 		for gpu, on := range []string{onFirst, onSecond} {
-			n.bundle(t, fmt.Sprintf("life%d-%d", i, gpu), "cgpu-probe work --for 24h >/dev/null & "+lives[i], "CGPU_MEM=128MiB", on)
+			n.bundle(t, fmt.Sprintf("life%d-%d", i, gpu), "cgpu-probe work --for 24h >/dev/null & "+lives[i], "CGPU_MEM=128MiB", pause, on)
 		}
 	}
 	n.bundle(t, "plain", "busybox true") // no quota: what the low-level runtime alone takes
 	var with, without []time.Duration
 	var samples []sample
 	begin := time.Now()
-	for round := 0; round < c.rounds || time.Since(begin) < c.atLeast; round++ {
+	for round := range c.rounds {
 		for slot := range c.containers {
+			time.Sleep(time.Until(begin.Add(c.over * time.Duration(round*c.containers+slot) / time.Duration(c.rounds*c.containers))))
 			id := fmt.Sprintf("slot%d", slot)
 			must(t, n.quick("cgpu-runtime", "delete", "--force", n.id(id)))
 			took, err := n.timed(fmt.Sprintf("life%d-%d", random.IntN(len(lives)), slot%2), id)
@@ -90,6 +94,7 @@ func TestChurn(t *testing.T) {
 			}
 		}
 		samples = append(samples, n.sample(time.Since(begin)))
+		must(t, c.write(samples))
 	}
 	for slot := range c.containers {
 		_ = n.quick("cgpu-runtime", "delete", "--force", n.id(fmt.Sprintf("slot%d", slot)))
@@ -98,6 +103,7 @@ func TestChurn(t *testing.T) {
 		must(t, n.eventually(check))
 	}
 	samples = append(samples, n.sample(time.Since(begin)))
+	must(t, c.write(samples))
 	report(t, c, with, without, samples)
 	grown(t, samples[:len(samples)-1])
 }
@@ -157,6 +163,10 @@ func (n *node) meddle(random *rand.Rand, containers int) {
 		if program, err := n.otherGuard(random.IntN(2)); err == nil {
 			_ = n.quick("cgpu", "upgrade", "--program", program, id)
 		}
+	case 7: // the neighbour's guard lives all the time
+		if program, err := n.otherGuard(random.IntN(2)); err == nil {
+			_ = n.quick("cgpu", "upgrade", "--program", program, n.id("neighbour"))
+		}
 	case 6:
 		if r, err := n.record(strings.TrimPrefix(id, n.id(""))); err == nil && r.GuardPID > 0 {
 			_ = unix.Kill(r.GuardPID, unix.SIGKILL)
@@ -166,21 +176,26 @@ func (n *node) meddle(random *rand.Rand, containers int) {
 
 // sample is how large the node is at a time.
 type sample struct {
-	at                             time.Duration
-	containers, files, logs        int
-	logBytes                       int64
-	mounts, cgroups, clients       int
-	guards, guardKiB, guardFDs     int // guardKiB, guardFDs: of the neighbour's, which lives all the time
-	arbiterKiB, arbiterFDs, simFDs int
+	at                        time.Duration
+	containers, files, logs   int
+	logBytes                  int64
+	mounts, cgroups, clients  int
+	neighbour                 sizes // of its guard, which lives all the time
+	guards, keepers, arbiters sizes // of all, the neighbour's too
+	sim                       sizes
 }
 
-var columns = strings.Fields("seconds containers files logs log_bytes mounts cgroups driver_clients guards " +
-	"guard_kib guard_fds arbiter_kib arbiter_fds sim_fds")
+var columns = strings.Fields("seconds containers files logs log_bytes mounts cgroups driver_clients " +
+	"neighbour neighbour_kib neighbour_fds neighbour_sockets guards guards_kib guards_fds guards_sockets " +
+	"keepers keepers_kib keepers_fds keepers_sockets arbiters arbiters_kib arbiters_fds arbiters_sockets sim sim_kib sim_fds sim_sockets")
 
 func (s sample) row() []string {
 	row := []string{strconv.FormatFloat(s.at.Seconds(), 'f', 1, 64)}
-	for _, v := range []int64{int64(s.containers), int64(s.files), int64(s.logs), s.logBytes, int64(s.mounts), int64(s.cgroups),
-		int64(s.clients), int64(s.guards), int64(s.guardKiB), int64(s.guardFDs), int64(s.arbiterKiB), int64(s.arbiterFDs), int64(s.simFDs)} {
+	values := []int64{int64(s.containers), int64(s.files), int64(s.logs), s.logBytes, int64(s.mounts), int64(s.cgroups), int64(s.clients)}
+	for _, z := range []sizes{s.neighbour, s.guards, s.keepers, s.arbiters, s.sim} {
+		values = append(values, int64(z.processes), int64(z.kib), int64(z.fds), int64(z.sockets))
+	}
+	for _, v := range values {
 		row = append(row, strconv.FormatInt(v, 10))
 	}
 	return row
@@ -205,33 +220,41 @@ func (n *node) sample(at time.Duration) sample {
 		s.clients = b.Clients
 	}
 	for _, p := range n.processes() {
-		kib, fds := size(p.pid)
-		switch {
-		case p.pid == n.neighbour.GuardPID:
-			s.guardKiB, s.guardFDs = kib, fds
-			s.guards++
-		case p.name == "cgpu-guard":
-			s.guards++
-		case p.name == "cgpu-arbiter":
-			s.arbiterKiB, s.arbiterFDs = max(s.arbiterKiB, kib), max(s.arbiterFDs, fds)
-		case p.name == "cgpu-sim":
-			s.simFDs = fds
+		if p.pid == n.neighbour.GuardPID {
+			s.neighbour.add(p.pid)
+		}
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.pid))
+		of := map[string]*sizes{"cgpu-guard": &s.guards, keeper.Name: &s.keepers, "cgpu-arbiter": &s.arbiters, "cgpu-sim": &s.sim}
+		if z := of[strings.TrimSpace(string(name))]; z != nil {
+			z.add(p.pid)
 		}
 	}
 	return s
 }
 
-// size is a process's resident memory and how many descriptors it has.
-func size(pid int) (kib, fds int) {
+// sizes are the resident memory of some processes, and how many descriptors they have, sockets among them.
+type sizes struct{ processes, kib, fds, sockets int }
+
+func (z *sizes) add(pid int) {
+	z.processes++
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(status)) {
 		if value, ok := strings.CutPrefix(line, "RssAnon:"); ok { // pages of files come and go as the machine has room
-			kib, _ = strconv.Atoi(strings.Fields(value)[0])
+			kib, _ := strconv.Atoi(strings.Fields(value)[0])
+			z.kib += kib
 		}
 	}
-	list, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	return kib, len(list)
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, fd := range fds {
+		z.fds++
+		if target, _ := os.Readlink(fd); strings.HasPrefix(target, "socket:") {
+			z.sockets++
+		}
+	}
 }
+
+// each is a size of one process, on average.
+func each(sum int, of sizes) int { return sum / max(1, of.processes) }
 
 // grown says what became larger from the second fifth of the samples to the last: the first is filling caches. Of few it compares one each.
 func grown(t *testing.T, samples []sample) {
@@ -248,10 +271,14 @@ func grown(t *testing.T, samples []sample) {
 		field func(sample) int
 		more  int // that is no growth
 	}{
-		"KiB of the neighbour's guard":         {func(s sample) int { return s.guardKiB }, 4096},
-		"descriptors of the neighbour's guard": {func(s sample) int { return s.guardFDs }, 8},
-		"KiB of the arbiter":                   {func(s sample) int { return s.arbiterKiB }, 4096},
-		"descriptors of the arbiter":           {func(s sample) int { return s.arbiterFDs }, 8},
+		"KiB of the neighbour's guard":         {func(s sample) int { return s.neighbour.kib }, 4096},
+		"descriptors of the neighbour's guard": {func(s sample) int { return s.neighbour.fds }, 8},
+		"sockets of the neighbour's guard":     {func(s sample) int { return s.neighbour.sockets }, 4},
+		"KiB of a guard":                       {func(s sample) int { return each(s.guards.kib, s.guards) }, 2048},
+		"descriptors of a guard":               {func(s sample) int { return each(s.guards.fds, s.guards) }, 8},
+		"KiB of an arbiter":                    {func(s sample) int { return each(s.arbiters.kib, s.arbiters) }, 4096},
+		"descriptors of an arbiter":            {func(s sample) int { return each(s.arbiters.fds, s.arbiters) }, 8},
+		"descriptors of the simulated driver":  {func(s sample) int { return s.sim.fds }, 64},
 		"files in the run dir":                 {func(s sample) int { return s.files }, 16},
 		"logs":                                 {func(s sample) int { return s.logs }, 16},
 		"mounts":                               {func(s sample) int { return s.mounts }, 8},
@@ -276,17 +303,19 @@ func report(t *testing.T, c churn, with, without []time.Duration, samples []samp
 	for _, i := range []int{0, len(samples) / 2, len(samples) - 2, len(samples) - 1} {
 		t.Logf("%v", samples[i].row())
 	}
+}
+
+// write writes the samples so far: a test that fails, or is ended, has them too.
+func (c churn) write(samples []sample) error {
 	if c.csv == "" {
-		return
+		return nil
 	}
-	f, err := os.Create(c.csv)
-	must(t, err)
-	w := csv.NewWriter(f)
-	must(t, w.Write(columns))
+	var text bytes.Buffer
+	w := csv.NewWriter(&text)
+	_ = w.Write(columns) // Flush's error, which a buffer does not have
 	for _, s := range samples {
-		must(t, w.Write(s.row()))
+		_ = w.Write(s.row())
 	}
 	w.Flush()
-	must(t, w.Error())
-	must(t, f.Close())
+	return os.WriteFile(c.csv, text.Bytes(), 0o644)
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Programs that end in the middle of their work, a hundred and more, in every way in which programs end: a neighbour must wait no longer than
-# beside the same on the bare GPU, and the kernel log must stay empty. Run by run.sh on a private node; 150 s. The last line is
+# beside the same on the bare GPU, and the kernel log must stay empty, but for what the driver alone does: that its list of switch
+# records ran full is said and counted (docs/troubleshooting.md). Run by run.sh on a private node; 150 s. The last line is
 # "gpu: N passed, M failed". Beside them a program waits for each of its kernels of 1 ms; its worst turnarounds are printed, in microseconds.
 #   SCALE=PERCENT   how long it takes (default 100)
 #   KINDS=REGEX     the kinds of ends that match
@@ -26,6 +27,8 @@ kinds=(
 )
 # What the kernel may log of the driver, as a regular expression: what the first client of a container logs (docs/troubleshooting.md).
 allowed='device\.c:'
+# The driver's list of switch records ran full, while somebody held its lock.
+full='FECS Exception: Logging error 0x2'
 
 load=(--seconds 60 --ramp-ms 10 --kernel-us 1200)
 # Inside a container: programs end until a time, at random moments. Prints their number.
@@ -71,18 +74,20 @@ lane() {
 	esac
 }
 
-# driver_log MARK [MORE]: what the kernel has logged of the driver since a line, but what is allowed here. All of it if that line is gone.
+# driver_log MARK: what the kernel has logged of the driver since a line, but what is allowed. All of it if that line is gone.
 driver_log() {
 	dmesg | MARK=$1 awk '$0 == ENVIRON["MARK"] { n = 0; seen = 1; next } { lines[n++] = $0 } END { for (i = 0; i < n; i++) print lines[i] }' |
-		grep -E 'NVRM|nvidia|Xid' | grep -vE "$allowed${2:+|$2}"
+		grep -E 'NVRM|nvidia|Xid' | grep -vE "$allowed"
 }
 
-# ends WAY: all kinds. Prints one line for each, "kind ends count p50 p99 max", to $OUT/ends.WAY; fails if the kernel logged anything.
+# ends WAY: all kinds. Prints one line for each, "kind ends count p50 p99 max", to $OUT/ends.WAY; fails if the kernel logged anything else
+# than that the list ran full, of which $OUT/full.WAY has "kind lines".
 ends() {
-	local way=$1 spec kind seconds number mark own bad=0 said before start=() pids
+	local way=$1 spec kind seconds number mark own lines bad=0 said before start=() pids
 	[[ $way == bare ]] && start=(bare) || start=(vgpu 6GiB)
 	said=$OUT/neighbour.$way
 	: >"$OUT/ends.$way"
+	: >"$OUT/full.$way"
 	coproc neighbour { "${start[@]}" --rm -i --name waits -v "$built:$built:ro" -- "$built/latency" --stdin --think-ms 0 --work-us 1000 --iters-per-us "$rate" 2>&1 | tee "$said"; }
 	for ((number = 0; number < 100; number++)); do
 		grep -q ready "$said" 2>/dev/null && break
@@ -116,7 +121,11 @@ ends() {
 		# A kernel's own exception is logged as with the driver alone; that of `address` is a fault at page 0.
 		own=
 		[[ $kind != exception && $kind != dying ]] || own='Xid .*: (13|43|31, .* faulted @ 0x0_00000000)'
-		if driver_log "$mark" "$own" >"$OUT/kernel.$way.$kind"; then
+		driver_log "$mark" >"$OUT/kernel.$way.$kind.all"
+		lines=$(grep -c "$full" "$OUT/kernel.$way.$kind.all")
+		echo "$kind $lines" >>"$OUT/full.$way"
+		((lines == 0)) || echo "$kind: the list of switch records ran full: $lines lines"
+		if grep -vE "$full${own:+|$own}" "$OUT/kernel.$way.$kind.all" >"$OUT/kernel.$way.$kind"; then
 			echo "$kind: the kernel logged:"
 			head -n 5 "$OUT/kernel.$way.$kind"
 			[[ $way == bare ]] || bad=1
@@ -132,6 +141,7 @@ enough() { # a hundred ends on the vGPU, some of each kind
 table() {
 	echo 'kind: worst turnaround of 1 ms of work, µs (ends): bare, vGPU'
 	awk 'NR == FNR { bare[$1] = $6 " (" $2 ")"; next } { print $1 ": " ($1 in bare ? bare[$1] : "-") ", " $6 " (" $2 ")" }' "$OUT/ends.bare" "$OUT/ends.vgpu"
+	echo "lines of a full list of switch records: bare $(awk '{ n += $2 } END { print n + 0 }' "$OUT/full.bare"), vGPU $(awk '{ n += $2 } END { print n + 0 }' "$OUT/full.vgpu")"
 }
 
 compile || exit 1

@@ -5,7 +5,7 @@
 #                    its own folder; its exit status is compared.
 #   nccl-tests/      Built by make if it has no folder build. Each build/*_perf runs over all GPUs.
 #   */pytest.args    A folder of Python tests, such as a checkout of CuPy's or cuda-python's; pytest runs there with the arguments in that
-#                    file, one in each line. Every test is compared.
+#                    file, one in each line. Every test is compared. If there is a program `prepare` beside it, that runs first, once.
 # A difference counts if it is there again when its test runs once more, and foreign-known.txt does not have it. Exit status: 0 if none
 # counts, 1 if one does or a suite gives no result, 2 if there is no suite.
 #   OUT=FOLDER test/gpu/foreign.sh DIR
@@ -90,6 +90,7 @@ build() { # build SUITE
 	case $1 in
 	cuda-samples) cmake -S "$DIR/$1" -B "$DIR/$1/build" && cmake --build "$DIR/$1/build" -j "$(nproc)" -- -k ;;
 	nccl-tests) make -C "$DIR/$1" -j "$(nproc)" ;;
+	*) [[ ! -x $DIR/$1/prepare ]] || (cd "$DIR/$1" && ./prepare) ;;
 	esac >"$out/$1/build.log" 2>&1 || echo "foreign: $1: not all of it could be built: $out/$1/build.log"
 }
 

@@ -87,6 +87,11 @@ func TestForeign(t *testing.T) {
 		{name: "pytest, and what cannot be run again by its name", files: map[string]string{"cupy/pytest.args": "t.py::once\n"},
 			exit: 1, want: []string{
 				`^DIFF  cupy t.py::once: bare passed, vGPU failed; again: bare no result, vGPU no result$`}},
+		{name: "pytest, and what is prepared for it", files: map[string]string{"cupy/pytest.args": "t.py::same\n",
+			"cupy/prepare": "#!/bin/sh\necho t.py::differs >>pytest.args"}, exit: 1, want: []string{`: 2 tests of 1 suites: 1 differences`}},
+		{name: "pytest, and what cannot be prepared",
+			files: map[string]string{"cupy/pytest.args": "t.py::same\n", "cupy/prepare": "#!/bin/sh\nexit 1"},
+			want:  []string{`^foreign: cupy: not all of it could be built: `, `: 1 tests of 1 suites: 0 differences`}},
 		{name: "a vGPU that is not to be had", env: "SIZE=refused", files: programs(map[string]string{"good": "exit 0"}), exit: 1, want: []string{
 			`^FAIL  cuda-samples: vgpu gives no result:\n.*too much`}},
 		{name: "by name", env: "ONLY=nccl", files: programs(map[string]string{"hidden": `exit "${VGPU:-0}"`}), exit: 2,

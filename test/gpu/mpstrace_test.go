@@ -61,10 +61,10 @@ func TestMPSTrace(t *testing.T) {
 		"makes KEPLER_CHANNEL_GROUP_A 0xa06c 0x7",
 		"opens KEPLER_CHANNEL_GROUP_A 0xa06c to OS_SECURITY_TOKEN",
 		"dups KEPLER_CHANNEL_GROUP_A 0xa06c of client 0xc1d00001 of server/10 into client 0xc1d00002 of mps/20 as 0x9",
-		"NVA06C_CTRL_CMD_PREEMPT 0xa06c0105 [ControlDeny] of KEPLER_CHANNEL_GROUP_A 0xa06c",
+		"NVA06C_CTRL_CMD_PREEMPT 0xa06c0105 [ControlPreempt] of KEPLER_CHANNEL_GROUP_A 0xa06c",
 		"uvm REGISTER_CHANNEL: KEPLER_CHANNEL_GROUP_A 0xa06c of client 0xc1d00001 of server/10",
 		"server/10           8.0",
-		"mps/20         context            control NVA06C_CTRL_CMD_PREEMPT 0xa06c0105 [ControlDeny]: status 0x56",
+		"mps/20         context            control NVA06C_CTRL_CMD_PREEMPT 0xa06c0105 [ControlPreempt]: status 0x56",
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %q in\n%s", want, out)
@@ -74,7 +74,7 @@ func TestMPSTrace(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, want := range []string{"\nclass KEPLER_CHANNEL_GROUP_A 0xa06c [ClassTSG]: rc 0 errno 0 status 0x0\n",
-		"\ncontrol NVA06C_CTRL_CMD_PREEMPT 0xa06c0105 [ControlDeny]: rc 0 errno 0 status 0x56\n"} {
+		"\ncontrol NVA06C_CTRL_CMD_PREEMPT 0xa06c0105 [ControlPreempt]: rc 0 errno 0 status 0x56\n"} {
 		if !strings.Contains("\n"+string(out), want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

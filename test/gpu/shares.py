@@ -13,6 +13,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -23,8 +24,8 @@ import processes
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEAD, RAMP = 0.3, 0.4  # seconds between a run's order and its load, and between that and the time that counts
-# cgpu; or the whole card with runc, and the driver's own timeslices or one MPS server for all.
-SIDES = {"cgpu": "vgpu", "default": "bare", "mps": "mps"}
+# cgpu, by time or in a trust domain; or the whole card with runc, and the driver's own timeslices or one MPS server for all.
+SIDES = {"cgpu": "vgpu", "domain": "vgpu", "default": "bare", "mps": "mps"}
 
 MS1, MS120 = "--kernel-us 1000", "--kernel-us 120000"
 SPIN = "--kernel-us 1200"  # the kernel of the prototype's figures
@@ -62,15 +63,17 @@ class Worker:
     """A container and the program in it. Its lines come in by a thread of its own."""
     numbers = itertools.count()
 
-    def __init__(self, bench, side, program="share", env=None, size="4GiB", processes=1):
+    def __init__(self, bench, side, program="share", env=None, size="4GiB", processes=1, domain="a"):
         self.name, self.program, self.processes = "shares-%d" % next(self.numbers), program, processes
         self.kill = False  # at its end, do not wait
         self.changed, self.lines, self.noise, self.ended = threading.Condition(), [], [], False
         options = ["-i", "--rm", "--log-driver", "none", "--name", self.name]
         for key, value in (env or {}).items():
             options += ["-e", "ALIYUN_COM_GPU_%s=%s" % (key, value)]
-        if side != "cgpu" and "VISIBLE_DEVICES" not in (env or {}):
+        if SIDES[side] != "vgpu" and "VISIBLE_DEVICES" not in (env or {}):
             options += ["-e", "CUDA_VISIBLE_DEVICES=0"]
+        if side == "domain":
+            options += ["-e", "CGPU_DOMAIN=" + domain]
         script, *words = program.split()
         if script.endswith(".py"):
             command = [sys.executable, bench.programs + "/" + script, *words, "--stdin"]
@@ -79,7 +82,7 @@ class Worker:
             command = [bench.programs + "/" + program, "--stdin", "--iters-per-us", str(bench.rate)]
             if processes > 1:
                 command += ["--processes", str(processes)]
-        how = [SIDES[side]] + ([size] if side == "cgpu" else [])
+        how = [SIDES[side]] + ([size] if SIDES[side] == "vgpu" else [])
         self.process = subprocess.Popen([HERE + "/shares.sh"] + how + options + ["--"] + command, text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         threading.Thread(target=self.read, daemon=True).start()
@@ -172,6 +175,11 @@ def output(*command, timeout=30):
     if done.returncode:
         raise Broken("%s: exit status %d: %s" % (" ".join(command), done.returncode, done.stdout.strip()[-300:]))
     return done.stdout
+
+
+def gpu_seconds():
+    """Of each container, by its name."""
+    return {v.get("name") or v["id"]: (v.get("compute") or {}).get("gpu_time_seconds", 0) for v in processes.vgpus()}
 
 
 def shares(runs, begin, end):
@@ -304,11 +312,13 @@ class Bench:
                 self.row("%s: worst second off by" % name, "%.1f" % worst, "≤ 3" if ours else "", worst <= 3 if ours else None, worst=worst)
 
     def sharers(self, side, program, load, unit, goals=((2, 99.0), (5, 99.0), (10, 98.5))):
-        """Some at once, and what they get done together: percent of one alone, or not less than the driver's default (goals None)."""
-        if side == "cgpu":
-            self.policy("preempt")
+        """Some at once, and what they get done together: percent of one alone, or (goals None) not less than the driver's default, and in a
+        domain 97 % of what MPS makes of them."""
         size = "8GiB" if ".py" in program else "4GiB"
-        seconds, ours = 5.0, side == "cgpu"
+        seconds, ours = 5.0, SIDES[side] == "vgpu"
+        rival, part = ("mps", 0.97) if side == "domain" else ("default", 1)
+        if ours:
+            self.policy("preempt")
         with self.group(side, [{"program": program, "size": size}] * 10) as workers:
             totals = {}
             # Alone before and after, so that a drift of the clocks falls out.
@@ -316,14 +326,14 @@ class Bench:
                 begin, runs, _ = self.measure({w: load for w in workers[:n]}, seconds)
                 totals[key] = sum(r.work(begin, begin + seconds) for r in runs) / seconds
         alone = (totals["before"] + totals["after"]) / 2
-        default = self.facts.setdefault("sharers", {}).setdefault(program, {}).setdefault("default", {})
-        self.facts["sharers"][program][side] = totals
+        sides = self.facts.setdefault("sharers", {}).setdefault(program, {})
+        sides[side] = totals
         self.row("one exclusive container", "%.4g %s" % (alone, unit), rate=alone, before=totals["before"], after=totals["after"])
         for n, least in goals or ((2, None), (5, None), (10, None)):
             got = 100 * totals[n] / alone
             want, ok = ("≥ %g %%" % least, got >= least) if least else ("", None)
-            if ours and not least and n in default:
-                want, ok = "≥ %.4g" % default[n], totals[n] >= default[n]
+            if ours and not least and rival in sides:
+                want, ok = "≥ %.4g" % (part * sides[rival][n]), totals[n] >= part * sides[rival][n]
             self.row("%d sharers of one exclusive" % n, "%.2f %%, %.4g %s" % (got, totals[n], unit), want if ours else "", ok if ours else None,
                      percent=got, rate=totals[n])
 
@@ -349,12 +359,18 @@ class Bench:
 
     def loss(self):
         """The shortest loop on a node that lets preemptions take more. An arbiter keeps the settings that it began with."""
+        with self.settings('max_loss = "%s"\n' % LOSS):
+            self.loops("cgpu", LOOPS_AT_LOSS)
+
+    @contextlib.contextmanager
+    def settings(self, lines):
+        """The node's configuration has these lines, too."""
         path = os.environ["CGPU_CONFIG"]
         with open(path) as f:
             usual = f.read()
         try:
-            self.configure(path, 'max_loss = "%s"\n' % LOSS + usual)
-            self.loops("cgpu", LOOPS_AT_LOSS)
+            self.configure(path, lines + usual)
+            yield
         finally:
             self.configure(path, usual)
 
@@ -394,11 +410,62 @@ class Bench:
                              of_guards + of_arbiters <= 0.25 if n == size else None, guards=of_guards, arbiters=of_arbiters)
             if ours:
                 time.sleep(seconds)
-                a, _, b = spent(), time.sleep(seconds), spent()
-                of_guards, of_arbiters = (1e3 * (y[0] - x[0]) / seconds for x, y in zip(a, b))
-                self.row("%d at rest: guards, arbiters" % size, "%.2f, %.2f ms a second" % (of_guards, of_arbiters), "≤ 1 together",
-                         of_guards + of_arbiters <= 1, guards=of_guards, arbiters=of_arbiters)
-                self.row("  woken", ", ".join("%.1f" % ((y[1] - x[1]) / seconds) for x, y in zip(a, b)) + " times a second")
+                each = [[g] for g in guards] + [processes.arbiters()]
+                a, _, b = [processes.spent(x) for x in each], time.sleep(seconds), [processes.spent(x) for x in each]
+                *took, of_arbiters = (1e3 * (y[0] - x[0]) / seconds for x, y in zip(a, b))
+                *woken, ringing = ((y[1] - x[1]) / seconds for x, y in zip(a, b))
+                self.row("%d at rest: guards, arbiters" % size, "%.2f, %.2f ms a second" % (sum(took), of_arbiters), "≤ 1 together",
+                         sum(took) + of_arbiters <= 1, guards=took, arbiters=of_arbiters)
+                self.row("  woken", "%.1f, %.1f times a second" % (sum(woken), ringing))
+                self.row("  the one that looks; median of the others", "%.2f; %.3f ms a second, woken %.1f; %.1f times"
+                         % (max(took), statistics.median(took), max(woken), statistics.median(woken)))
+
+    def space(self, case, *arguments):
+        """A case on a node that has trust domains."""
+        with self.settings('domains = [{name = "a"}, {name = "b"}]\n'):
+            case(*arguments)
+
+    def throughput(self, workers, load="", seconds=5.0):
+        """Work per second that they get done together."""
+        begin, runs, _ = self.measure({w: load for w in workers}, seconds)
+        return sum(r.work(begin, begin + seconds) for r in runs) / seconds
+
+    def domains(self, program, load, unit, weights=((1, 1), (1, 3)), members=5, seconds=5.0):
+        """Two domains: what each gets of the GPU, by what it gets done and by its account, and whether it keeps what its members gain by
+        computing side by side."""
+        specs = [{"program": program, "size": "8GiB", "domain": name} for name in "ab" for _ in range(members)]
+        with self.group("domain", specs) as workers:
+            sides = workers[:members], workers[members:]
+            alone = [self.throughput(s, load) for s in sides]
+            self.row("each domain by itself", ", ".join("%.4g %s" % (a, unit) for a in alone), alone=alone)
+            for pair in weights:
+                for name, weight in zip("ab", pair):
+                    output("cgpu", "set", "mps-%s-0" % name, "--weight", str(weight))
+                before = gpu_seconds()
+                begin, runs, _ = self.measure({w: load for w in workers}, seconds)
+                time.sleep(2)  # until it is in the accounts
+                spent = {k: v - before.get(k, 0) for k, v in gpu_seconds().items()}
+                done = [sum(r.work(begin, begin + seconds) for r in runs[i:i + members]) / seconds for i in (0, members)]
+                parts = [100 * d / a for d, a in zip(done, alone)]
+                got, want = [100 * p / sum(parts) for p in parts], [100 * w / sum(pair) for w in pair]
+                self.row("weights %d:%d: shares" % pair, percents(got), "%s ± 1" % percents(want),
+                         max(abs(g - w) for g, w in zip(got, want)) <= 1, shares=got, done=done)
+                self.row("weights %d:%d: of what they do alone" % pair, "%.1f %%" % sum(parts), "≥ 97 %", sum(parts) >= 97, percent=sum(parts))
+                servers = [spent.get("mps-%s-0" % name, 0) for name in "ab"]
+                self.row("  GPU seconds", "%.2f : %.2f, others %.2f" % (*servers, sum(spent.values()) - sum(servers)), spent=spent)
+
+    def requests(self, batches=(1, 2, 4, 8, 16, 32)):
+        """Two decoders against one that has the GPU alone, each with as many requests under way: Dynamo's comparison, with a model of ours."""
+        for batch in batches:
+            for side in ("cgpu", "domain"):
+                with self.group(side, [{"program": MODEL + "decoder --graph --batch %d" % batch, "size": "30GiB"}] * 2) as workers:
+                    if side == "cgpu":
+                        alone = self.throughput(workers[:1])
+                    both = self.throughput(workers)
+                least = 97 if side == "cgpu" else 105 if batch <= 16 else None
+                got = 100 * both / alone
+                self.row("%d requests each, %s" % (batch, side), "%.1f %% of %.4g tokens/s" % (got, alone), "≥ %d %%" % least if least else "",
+                         got >= least if least else None, percent=got, alone=alone, both=both)
 
     def service(self):
         """Requests of many small kernels with Poisson arrivals, beside training."""
@@ -741,6 +808,12 @@ class Bench:
         for model in ("decoder", "bert"):
             for side in ("default", "mps", "cgpu"):
                 listed.append(("real %s %s" % (model, side), 60, lambda m=model, s=side: self.sharers(s, MODEL + m, "", UNITS[m], None)))
+        for model, unit in (("decoder --graph", "tokens/s"), ("bert", "seq/s")):
+            for side in ("default", "mps", "cgpu", "domain"):
+                listed.append(("space %s %s" % (model, side), 60, lambda m=model, s=side, u=unit: self.space(self.sharers, s, MODEL + m, "", u, None)))
+        listed += [("space domains", 70, lambda: self.space(self.domains, MODEL + "decoder --graph", "", "tokens/s")),
+                   ("space domains that saturate", 50, lambda: self.space(self.domains, "share", SPIN, "µs/s", ((1, 1), (1, 3)), 2)),
+                   ("space requests", 240, lambda: self.space(self.requests))]
         listed.append(("real service", 170, self.service))
         listed.append(("account", 150, self.account))
         if len(glob.glob("/dev/nvidia[0-9]*")) > 1:

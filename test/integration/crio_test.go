@@ -281,7 +281,7 @@ enable_nri = false
 		refused(err, "ALIYUN_COM_GPU_MEM_CONTAINER")
 	})
 	t.Run("forged", func(t *testing.T) {
-		c.start(t, "cgpu", map[string]string{alloc.AnnotationShares: share.String()})
+		c.start(t, "cgpu", map[string]string{alloc.AnnotationShares: share.Text()})
 		defer c.end(t)
 		_, err := c.create(t, nil, nil, "true")
 		refused(err, "below CRI-O a pod's author can write it")

@@ -53,6 +53,10 @@ func commands() []command {
 		{"vas-hold", "[--share TYPE] [--client]", "hold an address space and a context, for steal in another container; print their handles",
 			cmdVASHold},
 		{"steal", "CLIENT VASPACE CHANNEL", "have UVM take another container's address space and channel", cmdSteal},
+		{"mps-control", "[-f]", "stand for nvidia-cuda-mps-control on the simulated driver, with -f as the daemon, and for its server",
+			cmdMPSControl},
+		{"mps-client", "[--size SIZE] [--hold SECONDS]", "make a context below the MPS server's channel group, and hold it and SIZE of memory",
+			cmdMPSClient},
 		{"stale-window", "", "what windows on freed memory show when another process has it; on the host, or without a guard", cmdStaleWindow},
 		{"gspheap", "", "memory of the GPU's firmware; on the host only", onGPU(cmdGSPHeap)},
 		{"walk", "[--seed N] [--for 60s] [--procs 3] [--malformed] [--real] [--limit SIZE] [--sync STEPS] [--replay FILE] [--print] " +

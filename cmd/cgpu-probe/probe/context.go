@@ -11,6 +11,8 @@ const (
 	classCompute  = 0xcbc0 // HOPPER_COMPUTE_A
 	classDebugger = 0x83de // GT200_DEBUGGER
 
+	classContextShare = 0x9067 // FERMI_CONTEXT_SHARE_A
+
 	vaspaceSize  = 56 // NV_VASPACE_ALLOCATION_PARAMETERS
 	vaspaceFlags = 4
 	// IS_EXTERNALLY_OWNED and ENABLE_PAGE_FAULTING: an address space for UVM, as libcuda makes it.

@@ -231,7 +231,7 @@ func hostilePreempt(c *client, _ hostileOptions) error {
 	if err != nil {
 		return skip("no channel group: " + err.Error())
 	}
-	if err := mustRefuse("preempt", c.control(tsg, ctrlPreempt, make([]byte, 8))); err != nil {
+	if err := mustRefuse("preempt", c.control(c.device, ctrlPreempt, make([]byte, 8))); err != nil { // its own group gives its turn away
 		return err
 	}
 	for _, cmd := range []uint32{0xa06c0107, 0xa06c0110} {

@@ -5,6 +5,7 @@ package v1alpha1
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -32,6 +33,7 @@ var (
 	priorities = []string{"best-effort", "default", "high"}
 	minSpill   = resource.MustParse("1Mi")
 	maxSpill   = resource.MustParse("1Pi")
+	domainName = regexp.MustCompile("^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")
 )
 
 // VGPUConfig is how a share of a GPU is to be had. A field that is absent is nil: it leaves to a class, or to the node, what
@@ -51,6 +53,9 @@ type VGPUConfig struct {
 	// Containers may use the share at the same time, and each gets an equal part of its memory and cores. It can only lower
 	// the claim's capacity "containers", which the scheduler counts.
 	Containers *int64 `json:"containers,omitempty"`
+	// Domain is the trust domain, among those of the claim's namespace, whose members compute side by side through an MPS server. The
+	// node must let the namespace have it.
+	Domain *string `json:"domain,omitempty"`
 }
 
 // Decode reads the parameters of an opaque configuration strictly: a field that is misspelled would else be a setting that
@@ -101,6 +106,9 @@ func (c *VGPUConfig) Validate() error {
 	if c.Priority != nil && !slices.Contains(priorities, *c.Priority) {
 		return fmt.Errorf("priority: %.32q: want %s", *c.Priority, strings.Join(priorities, ", "))
 	}
+	if c.Domain != nil && !domainName.MatchString(*c.Domain) {
+		return fmt.Errorf("domain: %.64q: want 1 to 63 letters, digits and dashes, the first no dash", *c.Domain)
+	}
 	if s := c.Spill; s != nil && !s.IsZero() && (s.Cmp(minSpill) < 0 || s.Cmp(maxSpill) > 0) {
 		return fmt.Errorf("spill: %s: want 0, or %s to %s of host memory", s, &minSpill, &maxSpill)
 	}
@@ -124,10 +132,13 @@ func (c *VGPUConfig) Override(o *VGPUConfig) {
 	if o.Containers != nil {
 		c.Containers = o.Containers
 	}
+	if o.Domain != nil {
+		c.Domain = o.Domain
+	}
 }
 
 // Default fills in what a share has of which nobody said anything. Percent and Containers stay absent: they are what the
-// claim consumes.
+// claim consumes; and so does Domain.
 func (c *VGPUConfig) Default() {
 	weight, priority := int64(1), "default"
 	d := &VGPUConfig{Weight: &weight, Priority: &priority, Spill: resource.NewQuantity(0, resource.BinarySI)}

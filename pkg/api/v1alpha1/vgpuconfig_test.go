@@ -28,6 +28,7 @@ func TestDecode(t *testing.T) {
 		`{` + head + `, "spill": 0}`:            {TypeMeta: meta, Spill: ptr(resource.MustParse("0"))},
 		`{` + head + `, "spill": 1048576}`:      {TypeMeta: meta, Spill: ptr(resource.MustParse("1Mi"))},
 		`{` + head + `, "weight": null}`:        {TypeMeta: meta},
+		`{` + head + `, "domain": "team-a"}`:    {TypeMeta: meta, Domain: ptr("team-a")},
 		`{"weight": 1, ` + head + `}`:           {TypeMeta: meta, Weight: ptr[int64](1)},
 		`{` + head + `, "priority": "default"}`: {TypeMeta: meta, Priority: ptr("default")},
 	} {
@@ -57,6 +58,9 @@ func TestDecodeRefuses(t *testing.T) {
 		`{` + head + `, "percent": -1, "weight": 0}`:                            "weight: 0: want 1 to 64; percent: -1: want 1 to 100",
 		`{` + head + `, "containers": 65}`:                                      "containers: 65: want 1 to 64",
 		`{` + head + `, "priority": "urgent"}`:                                  `priority: "urgent": want best-effort, default, high`,
+		`{` + head + `, "domain": ""}`:                                          `domain: "": want 1 to 63 letters`,
+		`{` + head + `, "domain": "a/b"}`:                                       `domain: "a/b": want`,
+		`{` + head + `, "domain": 1}`:                                           "domain",
 		`{` + head + `, "priority": ""}`:                                        `priority: "": want`,
 		`{` + head + `, "spill": "4 GiB"}`:                                      "quantities must match",
 		`{` + head + `, "spill": "1Ki"}`:                                        "spill: 1Ki: want 0, or 1Mi to 1Pi",
@@ -74,12 +78,13 @@ func TestDecodeRefuses(t *testing.T) {
 
 func TestOverrideAndDefault(t *testing.T) {
 	class := &VGPUConfig{Weight: ptr[int64](2), Priority: ptr("best-effort"), Spill: ptr(resource.MustParse("1Gi"))}
-	claim := &VGPUConfig{Weight: ptr[int64](8), Spill: ptr(resource.MustParse("0")), Percent: ptr[int64](30), Containers: ptr[int64](2)}
+	claim := &VGPUConfig{Weight: ptr[int64](8), Spill: ptr(resource.MustParse("0")), Percent: ptr[int64](30), Containers: ptr[int64](2),
+		Domain: ptr("a")}
 	got := new(VGPUConfig)
 	got.Override(class)
 	got.Override(claim)
 	want := &VGPUConfig{Weight: ptr[int64](8), Priority: ptr("best-effort"), Spill: ptr(resource.MustParse("0")), Percent: ptr[int64](30),
-		Containers: ptr[int64](2)}
+		Containers: ptr[int64](2), Domain: ptr("a")}
 	if d := cmp.Diff(want, got, sameQuantity); d != "" {
 		t.Error(d)
 	}
@@ -90,7 +95,8 @@ func TestOverrideAndDefault(t *testing.T) {
 	}
 	none := new(VGPUConfig)
 	none.Default()
-	if *none.Weight != 1 || *none.Priority != "default" || !none.Spill.IsZero() || none.Percent != nil || none.Containers != nil {
+	if *none.Weight != 1 || *none.Priority != "default" || !none.Spill.IsZero() || none.Percent != nil || none.Containers != nil ||
+		none.Domain != nil {
 		t.Errorf("%+v", none)
 	}
 	if err := none.Validate(); err != nil {

@@ -19,15 +19,59 @@ import (
 
 // Request is a line of JSON on the control socket. The guard answers with one line of JSON and closes.
 type Request struct {
-	Op string `json:"op"` // OpStatus or OpUpgrade
+	Op string `json:"op"`
 	// Program is what a guard is to go on as.
 	Program string `json:"program,omitempty"`
+	// Loan is what another guard of the domain wants, and Loans are what it has.
+	Loan  *Loan  `json:"loan,omitempty"`
+	Loans *Loans `json:"loans,omitempty"`
 }
+
+// Loan is an object of a domain's MPS server of which a member makes a second handle.
+type Loan struct {
+	Domain         string `json:"domain"`
+	Client, Object uint32 // of the server
+	PID            int    // of the member's process
+}
+
+// Lent is the answer to OpLend. The object is open for a second handle until the connection ends, or for LoanTime.
+type Lent struct {
+	Error string `json:"error,omitempty"`
+	UUID  string `json:"uuid,omitempty"` // of its GPU
+	Class uint32 `json:"class,omitempty"`
+	// Size is what is charged for it. Engine and Group, a number, are a channel group's, Length and Page are device memory's.
+	Engine             uint32 `json:"engine,omitempty"`
+	Group              int    `json:"group,omitempty"`
+	Size, Length, Page quota.Bytes
+}
+
+// Loans are the channel groups of a domain's MPS server that a member has, by their numbers, and the processes in whose name.
+type Loans struct {
+	Domain string
+	Groups []int
+	PIDs   []int
+}
+
+// Renewed is the answer to OpRenew.
+type Renewed struct {
+	Error string `json:"error,omitempty"`
+	Lost  []int  `json:"lost,omitempty"` // of the groups, which the server has no more
+}
+
+// LoanTime bounds how long an object is open.
+const LoanTime = time.Second
+
+// Refused is what a guard answers to who may not have, or keep, what it asks for.
+type Refused string
+
+func (r Refused) Error() string { return string(r) }
 
 // What a guard is asked. To go on as another program is for root, who alone reaches the socket.
 const (
 	OpStatus  = "status"
 	OpUpgrade = "upgrade"
+	OpLend    = "lend"
+	OpRenew   = "renew"
 )
 
 // Upgraded is the answer to OpUpgrade, by the program that serves the container from then on.
@@ -141,20 +185,65 @@ func Upgrade(r ledger.Record, program string, within time.Duration) (u Upgraded,
 	return u, ask(r, Request{Op: OpUpgrade, Program: program}, within, &u)
 }
 
-// ask sends a request and reads the answer.
-func ask(r ledger.Record, q Request, within time.Duration, answer any) error {
-	deadline := time.Now().Add(within)
-	conn, err := net.DialTimeout("unix", r.Control, min(within, time.Second))
+// Borrow calls f while an object of the domain's server is open for a second handle. An error that is not Refused says nothing of whether
+// it may be had.
+func Borrow(server ledger.Record, l Loan, f func(Lent)) error {
+	conn, err := send(server, Request{Op: OpLend, Loan: &l}, LoanTime)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(deadline); err != nil {
+	var answer Lent
+	if err := receive(conn, &answer); err != nil {
 		return err
 	}
-	if err := json.NewEncoder(conn).Encode(q); err != nil {
+	if answer.Error != "" {
+		return Refused(answer.Error)
+	}
+	f(answer)
+	return nil
+}
+
+// Renew tells the server's guard what a member has, and asks which of it the server has no more.
+func Renew(server ledger.Record, l Loans) (lost []int, err error) {
+	var answer Renewed
+	if err := ask(server, Request{Op: OpRenew, Loans: &l}, LoanTime, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Error != "" {
+		return nil, Refused(answer.Error)
+	}
+	return answer.Lost, nil
+}
+
+// ask sends a request and reads the answer.
+func ask(r ledger.Record, q Request, within time.Duration, answer any) error {
+	conn, err := send(r, q, within)
+	if err != nil {
 		return err
 	}
+	defer conn.Close()
+	return receive(conn, answer)
+}
+
+func send(r ledger.Record, q Request, within time.Duration) (net.Conn, error) {
+	deadline := time.Now().Add(within)
+	conn, err := net.DialTimeout("unix", r.Control, min(within, time.Second))
+	if err != nil {
+		return nil, err
+	}
+	err = conn.SetDeadline(deadline)
+	if err == nil {
+		err = json.NewEncoder(conn).Encode(q)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+func receive(conn net.Conn, answer any) error {
 	// Many processes make a long line; a line without an end is none of a guard's.
 	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
 	if err != nil {

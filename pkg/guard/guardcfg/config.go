@@ -44,8 +44,11 @@ type Config struct {
 	LauncherPID int         `json:"launcherPid"`
 	// Cgroups are folders below /sys/fs/cgroup that were made for this container alone, to be removed when it is over. An
 	// engine removes its own; cgpu run has nobody left to do it.
-	Cgroups  []string      `json:"cgroups,omitempty"`
-	Settings device.Config `json:"settings"`
+	Cgroups []string `json:"cgroups,omitempty"`
+	// Domain is whose MPS server the container's processes are clients of; empty: nobody's. DomainServer: it has that server.
+	Domain       string        `json:"domain,omitempty"`
+	DomainServer bool          `json:"domainServer,omitempty"`
+	Settings     device.Config `json:"settings"`
 }
 
 // GPU is one GPU of the container.

@@ -268,6 +268,7 @@ func (s *State) checkObjects(c *checker, gpus int) {
 		c.ref("charge", o.Charge, len(a.Charges))
 		c.ref("charge", o.SecondCharge, len(a.Charges))
 		c.ref("channel that is kept", o.Retained, len(a.Retained))
+		c.that(o.Group >= 0, "channel group %d", o.Group)
 		for _, m := range o.Notifies {
 			c.that(m > 0, "object 0")
 			c.ref("object", m, len(a.Objects))

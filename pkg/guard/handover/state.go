@@ -218,6 +218,11 @@ type Object struct {
 	GFXP          bool      `json:"gfxp,omitempty"`
 	Preempts      bool      `json:"preempts,omitempty"`
 	Draws         bool      `json:"draws,omitempty"`
+	Shared        bool      `json:"shared,omitempty"`
+	Legacy        bool      `json:"legacy,omitempty"`
+	Lender        string    `json:"lender,omitempty"` // of a channel group that is lent: the server's record, and the group's number there
+	LentGroup     int       `json:"lentGroup,omitempty"`
+	Group         int       `json:"group,omitempty"` // of a channel group: which; 0, as before it had a number: one of its own
 	UserdMemory   uint32    `json:"userdMemory,omitempty"`
 	UserdOffset   uint64    `json:"userdOffset,omitempty"`
 	RunlistGPU    int       `json:"runlistGpu,omitempty"`
@@ -400,9 +405,6 @@ type Outside struct {
 	Clean        []Outsider `json:"clean,omitempty"`
 	Everywhere   int64      `json:"everywhere,omitempty"`
 	SuspectAfter int64      `json:"suspectAfter,omitempty"`
-	Asleep       int64      `json:"asleep,omitempty"`
-	CPU          int64      `json:"cpu,omitempty"`
-	Awake        bool       `json:"awake,omitempty"`
 }
 
 // Outsider is a process.

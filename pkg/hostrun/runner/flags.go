@@ -22,6 +22,8 @@ var flags = []struct{ flag, variable, remedy string }{
 	{"weight", "ALIYUN_COM_GPU_SCHD_WEIGHT", ""},
 	{"percent", "ALIYUN_COM_GPU_CORE_PERCENTAGE", ""},
 	{"spill", "CGPU_MEM_SPILL", ""},
+	{"domain", "CGPU_DOMAIN", ""},
+	{"threads", "CGPU_THREADS", ""},
 }
 
 // Asked is what was typed, by variables, as quota.Quota has it. typed is the value of a flag, and whether it was given.
@@ -72,13 +74,23 @@ func User(asked string) (hostrun.User, error) {
 		return hostrun.User{},
 			errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
 	}
-	caller := hostrun.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
+	caller := sudoCaller()
 	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG"} {
 		if value := os.Getenv(name); value != "" && caller.ThroughSudo() {
 			return hostrun.User{}, fmt.Errorf("%s=%q: is not taken from a user who comes through sudo: unset it", name, value)
 		}
 	}
 	return hostrun.Whom(asked, caller, hostrun.Lookup)
+}
+
+func sudoCaller() hostrun.Caller {
+	return hostrun.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
+}
+
+// throughSudo says that a user has come through sudo, as whom the command runs then.
+func throughSudo() bool {
+	caller := sudoCaller()
+	return caller.ThroughSudo()
 }
 
 // Name is what cgpu smi calls the run of a command.

@@ -4,9 +4,11 @@
 package runner
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,9 +24,13 @@ import (
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
+// GuardName is the command of cgpu's that it starts itself as, to start the guard (launch.StartApart).
+const GuardName = "run-guard"
+
 // Command is what runs on a slice.
 type Command struct {
 	Quota   *quota.Quota
+	Paused  bool                  // from its beginning
 	Name    string                // for cgpu smi
 	Guard   []string              // the program that is to become the guard, and its arguments
 	Refused func(err error) error // tells a refusal in the words that were used
@@ -67,6 +73,7 @@ func Become(cmd Command) error {
 	if err := home.Return(); err != nil {
 		return err
 	}
+	plan.RunDir = runDir
 	cmd.Run.Plan, cmd.Run.Cgroups = plan, home.Cgroups(session.Record.Nonce)
 	err = hostrun.Exec(cmd.Run)
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
@@ -121,6 +128,7 @@ func Prepare(cmd Command, task Task, tell func(fence hostrun.Fence, table *devic
 		return err
 	}
 	health.Warn(session.RunDir, table, session.Record)
+	plan.RunDir = session.RunDir
 	cmd.Run.Plan, cmd.Run.Cgroups = plan, home.Cgroups(session.Record.Nonce)
 	fence, err := hostrun.Prepare(task.PID, cmd.Run)
 	if err != nil {
@@ -139,12 +147,19 @@ func reservePlan(session *launch.Session, cmd Command, table *device.Table, home
 	if err != nil {
 		return plan, err
 	}
+	if err := mayJoin(cmd, table); err != nil {
+		return plan, cmd.Refused(err)
+	}
 	ask := &admit.Ask{Doc: doc, Quota: cmd.Quota}
 	session.Table = table
 	if err := session.Ask(ask, ledger.Record{Bundle: "/", Owners: task.Owners, LauncherPID: task.PID}); err != nil {
 		return plan, cmd.Refused(err)
 	}
 	session.Request.Record.Name, session.Request.Refuse = cmd.Name, ledger.Within(task.Budgets)
+	session.Request.Record.Paused = cmd.Paused
+	if cmd.Quota.DomainServer {
+		session.Request.Refuse = ledger.SoleServer(cmd.Quota.Domain)
+	}
 	if err := reserve(session, time.Now().Add(reservePatience)); err != nil {
 		return plan, cmd.Refused(ask.Refused(err))
 	}
@@ -154,6 +169,19 @@ func reservePlan(session *launch.Session, cmd Command, table *device.Table, home
 		return plan, err
 	}
 	return ask.Plan(session.Record, table)
+}
+
+// mayJoin refuses a trust domain to a user who comes through sudo and is not among the domain's.
+func mayJoin(cmd Command, table *device.Table) error {
+	q, user := cmd.Quota, cmd.Run.User
+	if q.Domain == "" || !throughSudo() {
+		return nil
+	}
+	if d := table.Config.Domain(q.Domain); d == nil || d.LetsUser(user.Name, strconv.Itoa(user.UID)) {
+		return nil // of one that there is not its guard tells
+	}
+	return q.RefuseDomain(fmt.Sprintf("user %s is none of its users", cmp.Or(user.Name, strconv.Itoa(user.UID))),
+		"have the administrator add the name to users of that domain in cgpu.toml, or leave the domain out")
 }
 
 // reservePatience is how long a refused run waits for others that have ended and that the driver is still cleaning up after.

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
+)
+
+// firstUser is the first of the numbers that servers have as their users: far from those of people, services and containers.
+const firstUser = 2_089_800_000
+
+// folder makes the domain's folder of pipes, unless it is there: members that live have what is in it mounted, whatever becomes of the
+// server. It is root's, so that nothing in it is put in another's place; what is in it is the server's user's, to whom no other folder's
+// belongs, and no process. Folders of domains that nobody names are removed.
+func (d Domain) folder() (user int, err error) {
+	root := root(d.RunDir)
+	path := page.Pipes(d.RunDir, d.UUID, d.Name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // members come by their mounts, and nobody else
+		return 0, err
+	}
+	unlock, err := locked(root)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	if _, err := Evict(d.RunDir); err != nil {
+		return 0, err
+	}
+	taken, err := heldUsers()
+	if err != nil {
+		return 0, err
+	}
+	records, err := ledger.Open(d.RunDir).List()
+	if err != nil {
+		return 0, err
+	}
+	dirs, err := filepath.Glob(filepath.Join(root, "*", "*"))
+	if err != nil {
+		return 0, err
+	}
+	for _, dir := range dirs {
+		uuid, name := filepath.Base(filepath.Dir(dir)), filepath.Base(dir)
+		owner, ok := ownerOf(dir)
+		if dir == path && ok {
+			return owner, nil
+		}
+		if used := isNamed(records, name, uuid); !used || !ok {
+			if err := os.RemoveAll(dir); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		taken[owner] = true
+	}
+	for user = firstUser; taken[user]; user++ {
+	}
+	return user, makeFolder(path, user)
+}
+
+// root is the folder of all domains' folders, each in one of its GPU's.
+func root(runDir string) string {
+	return filepath.Dir(filepath.Dir(page.Pipes(runDir, "uuid", "name")))
+}
+
+// isNamed reports a domain that a record names on a GPU.
+func isNamed(records []ledger.Record, name, uuid string) bool {
+	for _, r := range records {
+		if r.Serves(name, uuid) {
+			return true
+		}
+	}
+	return ledger.HasMembers(records, name, uuid)
+}
+
+// ownerOf is whose a folder is; false: it is not whole.
+func ownerOf(dir string) (int, bool) {
+	var st unix.Stat_t
+	if err := unix.Lstat(page.Part(filepath.Join(dir, page.Members), 0), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return 0, false
+	}
+	return int(st.Uid), true
+}
+
+// makeFolder makes one at once, whole: with the members' folders, and the daemon's own. Only what is in these is the server's to make: root
+// mounts them, and must find what it made itself.
+func makeFolder(path string, user int) error {
+	made := filepath.Join(filepath.Dir(path), ".new") // no domain's name
+	if err := os.RemoveAll(made); err != nil {
+		return err
+	}
+	type folder struct {
+		path string
+		mode fs.FileMode
+		user int
+	}
+	members := filepath.Join(made, page.Members)
+	list := []folder{{made, 0o711, 0}, {members, 0o755, 0}, {filepath.Join(made, page.Daemon), 0o700, user}}
+	for percent := 1; percent <= page.AllParts; percent++ {
+		list = append(list, folder{page.Part(members, percent), 0o755, user})
+	}
+	for _, dir := range list {
+		if err := os.Mkdir(dir.path, dir.mode); err != nil {
+			return err
+		}
+		if err := errors.Join(os.Chmod(dir.path, dir.mode), os.Chown(dir.path, dir.user, dir.user)); err != nil { // whatever the umask
+			return err
+		}
+	}
+	ended := filepath.Join(made, page.Ended) // guards read it, who are root without a privilege
+	if err := errors.Join(os.WriteFile(ended, nil, 0o644), os.Chown(ended, user, user)); err != nil {
+		return err
+	}
+	return os.Rename(made, path)
+}
+
+// locked takes the lock of all folders, which are changed in milliseconds.
+func locked(root string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(root, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
+	}
+	return func() { f.Close() }, nil
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/domain"
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+const (
+	domainLook    = time.Second // how often the guard of a domain's server looks
+	domainLeisure = 10          // looks at a domain without members, after which its server ends: who is started anew comes back within
+)
+
+// isMember reports that the container computes through the MPS server of a trust domain.
+func (g *Guard) isMember() bool { return g.cfg.Domain != "" && !g.cfg.DomainServer }
+
+// watchDomain ends the MPS server of a domain when nobody names that any more, and what is left of it when its first process, which has the
+// daemon and the members' pipes, is gone: nobody else would.
+func (g *Guard) watchDomain(over <-chan struct{}) {
+	for alone := 0; ; {
+		select {
+		case <-over:
+			return
+		case <-time.After(domainLook):
+		}
+		if alone++; g.domainHasMembers() {
+			alone = 0
+		}
+		if alone >= domainLeisure {
+			if _, err := ledger.Open(g.cfg.RunDir).Retire(g.cfg.Nonce); err != nil {
+				g.logOnce("retire", "cannot end the domain's MPS server", "err", err)
+			}
+		}
+		if g.domainIsOver() {
+			g.killAll()
+		}
+	}
+}
+
+// domainIsOver reports that the server must end: it takes no more members, or its first process is gone.
+func (g *Guard) domainIsOver() bool {
+	g.mu.Lock()
+	pid, start := g.initPID, g.initStart
+	g.mu.Unlock()
+	if pid == 0 {
+		return false
+	}
+	now, err := ledger.ProcStart(pid)
+	return err != nil || now != start || g.isRetired()
+}
+
+// isRetired asks the ledger, which outlives this guard.
+func (g *Guard) isRetired() bool {
+	r, err := ledger.Open(g.cfg.RunDir).Get(g.cfg.Nonce)
+	return err == nil && r.Retired
+}
+
+func (g *Guard) domainHasMembers() bool {
+	some, err := ledger.Open(g.cfg.RunDir).HasMembers(g.cfg.Domain, g.cfg.GPUs[0].UUID)
+	return some || err != nil
+}
+
+// killAll kills all of the container.
+func (g *Guard) killAll() {
+	for _, pid := range g.containerPIDs() {
+		g.killProcess(pid)
+	}
+}
+
+// noteDomainEnd tells of a server that ended before its members, whose contexts are gone with it, or that says why it ended: its members
+// may have gone in the same moment.
+func (g *Guard) noteDomainEnd() {
+	if !g.cfg.DomainServer {
+		return
+	}
+	x := g.cfg.GPUs[0]
+	why := domain.Ended(g.cfg.RunDir, x.UUID, g.cfg.Domain)
+	if why == "" && !g.domainHasMembers() {
+		return
+	}
+	text := fmt.Sprintf("the MPS server of domain %s has ended: so have its members' CUDA contexts; the next member to start starts it again",
+		g.cfg.Domain)
+	if why != "" {
+		text += "; why: " + why
+	}
+	g.events.Write(event.Event{Kind: event.Warning, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}, Text: text})
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// most is how many connections there are at once. A client makes one for its process and one for each context, and they last for
+	// milliseconds.
+	most = 512
+	// mostOfOne is how many of them one container has: who has more is hung up on.
+	mostOfOne = 128
+	// banTime is for how long a container's programs are turned away when one of them has kept all others waiting.
+	banTime = 10 * time.Second
+)
+
+// callers are who has connected, by their containers, none of which keeps the others out.
+type callers struct {
+	mu      sync.Mutex
+	all     []*caller // in the order in which they came
+	sources map[string]*source
+	banned  map[string]time.Time // sources, until when
+}
+
+// source is a container that has connections.
+type source struct {
+	connections int
+	turn        sync.Mutex
+}
+
+// caller is a connection.
+type caller struct {
+	*net.UnixConn
+	peer   *unix.Ucred
+	source string
+	of     *source
+	in     *callers
+	silent bool
+}
+
+// container finds the cgroup of a container or a run, before those that it may make below.
+var container = regexp.MustCompile(`(?m)^[^:\n]*:[^:\n]*:(.*?/[^/\n]*(?:cgpu-run-[0-9a-f]{16}|[0-9a-f]{64})[^/\n]*)(?:/|$)`)
+
+// sourceOf is the cgroup of a process' container. Of a process that has gone it is not known; all such are one.
+func sourceOf(pid int32) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	return sourceIn(string(text))
+}
+
+func sourceIn(cgroups string) string {
+	if m := container.FindStringSubmatch(cgroups); m != nil {
+		return m[1]
+	}
+	return strings.TrimSpace(cgroups)
+}
+
+// String names a caller in messages: the process, and its container by the last folder of the cgroup.
+func (c *caller) String() string {
+	return fmt.Sprintf("process %d (cgroup %.100q)", c.peer.Pid, c.source[strings.LastIndexByte(c.source, '/')+1:])
+}
+
+// enter takes a connection of a container in, unless that has too many. Where there are as many as may be the oldest goes that has said
+// nothing.
+func (x *callers) enter(name string, conn *net.UnixConn) (*caller, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := x.sources[name]
+	if s != nil && s.connections >= mostOfOne {
+		return nil, fmt.Errorf("its container has %d connections", mostOfOne)
+	}
+	if len(x.all) >= most {
+		i := slices.IndexFunc(x.all, func(c *caller) bool { return c.silent })
+		if i < 0 {
+			return nil, errors.New("there are as many connections as may be")
+		}
+		_ = x.all[i].Close()
+		x.all = slices.Delete(x.all, i, i+1)
+	}
+	if s == nil {
+		s = new(source)
+		if x.sources == nil {
+			x.sources = map[string]*source{}
+		}
+		x.sources[name] = s
+	}
+	s.connections++
+	c := &caller{UnixConn: conn, source: name, of: s, in: x, silent: true}
+	x.all = append(x.all, c)
+	return c, nil
+}
+
+// leave ends a connection.
+func (c *caller) leave() {
+	_ = c.Close()
+	x := c.in
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.all = slices.DeleteFunc(x.all, func(o *caller) bool { return o == c })
+	if c.of.connections--; c.of.connections == 0 {
+		delete(x.sources, c.source)
+	}
+}
+
+// hasSpoken keeps a connection: it has said all that a client says before its turn.
+func (c *caller) hasSpoken() {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	c.silent = false
+}
+
+// ban turns a container away for a while.
+func (x *callers) ban(source string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.banned == nil {
+		x.banned = map[string]time.Time{}
+	}
+	x.banned[source] = time.Now().Add(banTime)
+}
+
+func (x *callers) isBanned(source string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for s, until := range x.banned {
+		if time.Now().After(until) {
+			delete(x.banned, s)
+		}
+	}
+	_, yes := x.banned[source]
+	return yes
+}

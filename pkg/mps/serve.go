@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/page"
+)
+
+const (
+	patience = 5 * time.Second  // for a process to say what it has to
+	look     = 10 * time.Second // how often the server is asked whether it serves
+)
+
+// forAll is the daemon's argument to serve clients of all users. It must be root then, and is: in a user namespace that has no other user.
+const forAll = "-multiuser-server"
+
+// Server is a domain's control daemon with a gate before it. It needs no privilege.
+type Server struct {
+	Members string   // the folder whose folders (page.Part) members get; the gate's sockets are all that is in these
+	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
+	Command []string // the daemon, in the foreground
+
+	patience, look time.Duration // 0: those below
+}
+
+// Run starts the daemon and serves its members until it ends, or ctx does; then it is told to quit. It returns how the daemon ended.
+func (s Server) Run(ctx context.Context) error {
+	if err := s.clear(); err != nil {
+		return err
+	}
+	said, err := newLog(filepath.Join(s.Own, "daemon.log"), maxLog, os.Stderr)
+	if err != nil {
+		return err
+	}
+	daemon := exec.Command(s.Command[0], s.Command[1:]...)
+	daemon.Env = daemonEnvironment(os.Environ(), s.Own)
+	daemon.Stdout, daemon.Stderr = said, said
+	daemon.WaitDelay = time.Second // its server has the pipe too
+	daemon.SysProcAttr = s.attributes()
+	runtime.LockOSThread() // when this thread ends, so does the daemon
+	defer runtime.UnlockOSThread()
+	if err := start(daemon); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	socket := filepath.Join(s.Own, SocketName)
+	if err := waitFor(socket, ended); err != nil {
+		_ = daemon.Process.Kill()
+		return fmt.Errorf("%s: %w", s.Command[0], err)
+	}
+	d := &control{program: s.Command[0], env: daemon.Env, percent: page.AllParts, patience: cmp.Or(s.patience, patience)}
+	doubted := make(chan error, 1)
+	doubt := func(err error) {
+		select {
+		case doubted <- err:
+		default:
+		}
+	}
+	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Prepare: d.setPercent, Doubt: func(why error) {
+		if err := d.ask(); err != nil && !errors.Is(err, errFault) { // that may pass
+			doubt(fmt.Errorf("%w, since %w", err, why))
+		}
+	}}
+	stop, err := s.open(g)
+	defer stop()
+	if err != nil {
+		_ = daemon.Process.Kill()
+		return err
+	}
+	said.apart()
+	watched, enough := context.WithCancel(ctx)
+	defer enough()
+	go func() {
+		if err := d.watch(watched, cmp.Or(s.look, look), g.Alone); err != nil {
+			doubt(err)
+		}
+	}()
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		err = s.quit(d, daemon, ended)
+	case err = <-doubted: // neither it nor the daemon can be told anything
+		fmt.Fprintln(said, "cgpu:", err)
+		_ = daemon.Process.Kill()
+	}
+	if errors.Is(err, exec.ErrWaitDelay) { // the daemon ended well; its server is about to
+		return nil
+	}
+	return err
+}
+
+// processes is how many threads the server's user has at most: NVIDIA's server has one for each client, of which there are 60.
+const processes = 1024
+
+// Bound bounds this process and those that it starts in what members could make them take of the machine. Memory its cgroup bounds.
+func Bound() error {
+	return errors.Join(
+		unix.Setrlimit(unix.RLIMIT_NPROC, &unix.Rlimit{Cur: processes, Max: processes}),
+		unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
+	)
+}
+
+// clear makes the daemon's folder, or empties what an earlier one has left.
+func (s Server) clear() error {
+	if err := os.MkdirAll(s.Own, 0o700); err != nil {
+		return err
+	}
+	left, err := os.ReadDir(s.Own)
+	if err != nil {
+		return err
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(s.Own, e.Name())); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(s.Own, 0o700)
+}
+
+// start starts the daemon. The kernel gives the files of a process that is not dumpable (pkg/nodump) to root: meanwhile this one is, so
+// that it can write the child's map of users.
+func start(daemon *exec.Cmd) error {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	err := daemon.Start()
+	switch {
+	case errors.Is(err, os.ErrNotExist) || errors.Is(err, exec.ErrNotFound):
+		err = fmt.Errorf("%w; it comes with the driver, in some distributions in a package of its own", err)
+	case err != nil && daemon.SysProcAttr.Cloneflags != 0:
+		err = fmt.Errorf("%s: %w; it needs a user namespace (sysctl user.max_user_namespaces)", daemon.Path, err)
+	}
+	return errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
+}
+
+func (s Server) user() int {
+	if slices.Contains(s.Command, forAll) {
+		return AnyUser
+	}
+	return os.Geteuid()
+}
+
+// attributes are the daemon's as a process. It ends with this one, since nobody else knows it.
+func (s Server) attributes() *syscall.SysProcAttr {
+	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if s.user() == AnyUser {
+		// Client and server need no namespace in common: whoever takes the server over has the less.
+		a.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
+	}
+	return a
+}
+
+// daemonEnvironment is the environment with the daemon's own folder for pipes and logs, and nothing else that it would go by.
+func daemonEnvironment(env []string, own string) []string {
+	var out []string
+	for _, v := range env {
+		if !strings.HasPrefix(v, "CUDA_MPS_") {
+			out = append(out, v)
+		}
+	}
+	return append(out, "CUDA_MPS_PIPE_DIRECTORY="+own, "CUDA_MPS_LOG_DIRECTORY="+own)
+}
+
+// waitFor waits until the daemon has its socket.
+func waitFor(socket string, ended <-chan error) error {
+	for begin := time.Now(); time.Since(begin) < startTime; {
+		if _, err := os.Stat(socket); err == nil {
+			return nil
+		}
+		select {
+		case err := <-ended:
+			return fmt.Errorf("ended before it had its socket %s: %v", SocketName, err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return fmt.Errorf("has no socket %s after %v", SocketName, startTime)
+}
+
+// listen makes the gate's socket in place of what a killed one left, which members may have open: there is one at each moment. Anyone
+// may connect who reaches the folder.
+func listen(path string) (*net.UnixListener, error) {
+	made := path + ".new"
+	if err := os.RemoveAll(made); err != nil {
+		return nil, err
+	}
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: made, Net: network})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	if err := errors.Join(os.Chmod(made, 0o666), os.Rename(made, path)); err != nil {
+		return nil, errors.Join(err, l.Close(), os.Remove(made))
+	}
+	return l, nil
+}
+
+// refused tells of callers that were turned away, one a second at most.
+func refused(log io.Writer) func(error) {
+	tell := make(chan error, 1)
+	go func() {
+		for err := range tell {
+			fmt.Fprintln(log, "cgpu: refused", err)
+			time.Sleep(time.Second)
+		}
+	}()
+	return func(err error) {
+		select {
+		case tell <- err:
+		default:
+		}
+	}
+}
+
+// quit ends the daemon as its own command does, so that the server ends its clients' work in order; then whatever it says.
+func (s Server) quit(d *control, daemon *exec.Cmd, ended <-chan error) error {
+	if _, err := d.command("quit"); err == nil {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(d.patience):
+		}
+	}
+	_ = daemon.Process.Kill()
+	return <-ended
+}
+
+// open makes the gate's sockets, in folders named 1 to 100 below the members': for those that have so many percent of the multiprocessors,
+// and see nothing but that folder. The folders are there, and root's is the one above: root mounts them, whatever this process becomes.
+func (s Server) open(g *Gate) (stop func(), err error) {
+	var made []func()
+	stop = func() {
+		for _, f := range made {
+			f()
+		}
+	}
+	for percent := 1; percent <= page.AllParts; percent++ {
+		path := filepath.Join(page.Part(s.Members, percent), SocketName)
+		l, err := listen(path)
+		if err != nil {
+			return stop, err
+		}
+		made = append(made, func() { _ = errors.Join(l.Close(), os.Remove(path)) })
+		go func() { _ = g.Serve(l, percent) }()
+	}
+	return stop, nil
+}

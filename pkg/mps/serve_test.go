@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/mps/mpstest"
+	"github.com/opencgpu/cgpu/pkg/page"
+)
+
+// asDaemon has this program stand for nvidia-cuda-mps-control.
+const (
+	asDaemon = "CGPU_TEST_MPS"
+	asStuck  = "CGPU_TEST_MPS_STUCK" // one whose server does not answer
+	asFault  = "CGPU_TEST_MPS_FAULT" // one whose server takes no more clients
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asDaemon) == "" {
+		os.Exit(m.Run())
+	}
+	d := &mpstest.Daemon{Server: tellPercent, Stuck: os.Getenv(asStuck) != "", Fault: os.Getenv(asFault) != ""}
+	if err := mpstest.Program(os.Args[1:], d); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(3)
+	}
+}
+
+// tellPercent is an MPS server: it tells a client its part.
+func tellPercent(c *net.UnixConn, percent string) {
+	_, _ = c.Write([]byte(percent))
+	_ = c.Close()
+}
+
+// running is a server that has its r.socket, or has ended.
+type running struct {
+	socket string
+	cancel func()
+	ended  chan error
+}
+
+func (r *running) stop() error {
+	r.cancel()
+	return <-r.ended
+}
+
+func started(t *testing.T, command ...string) *running {
+	t.Helper()
+	t.Setenv(asDaemon, "1")
+	t.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each command, with the race detector
+	dir := t.TempDir()
+	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, patience: time.Minute}
+	if os.Getenv(asStuck)+os.Getenv(asFault) != "" {
+		s.patience, s.look = time.Second, 100*time.Millisecond
+	}
+	if err := errors.Join(os.Mkdir(s.Members, 0o755), os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	for percent := 1; percent <= page.AllParts; percent++ {
+		if err := os.Mkdir(page.Part(s.Members, percent), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := page.Part(s.Members, 0)
+	for _, stale := range []string{filepath.Join(all, SocketName), filepath.Join(all, SocketName+".new")} {
+		l, err := net.ListenUnix(network, &net.UnixAddr{Name: stale, Net: network}) // of one that was killed
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	r := &running{socket: filepath.Join(all, SocketName), cancel: cancel, ended: make(chan error, 1)}
+	go func() { r.ended <- s.Run(ctx) }()
+	for range 1000 {
+		if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: r.socket, Net: network}); err == nil {
+			_ = c.Close()
+			return r
+		}
+		select {
+		case err := <-r.ended:
+			r.ended <- err
+			return r
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	t.Fatal("no socket")
+	return nil
+}
+
+// ownOf is the daemon's folder, by the gate's socket.
+func ownOf(socket string) string { return filepath.Join(filepath.Dir(membersOf(socket)), "daemon") }
+
+func membersOf(socket string) string { return filepath.Dir(filepath.Dir(socket)) }
+
+func TestServer(t *testing.T) {
+	r := started(t, os.Args[0], "-f")
+	c, err := mpstest.Client(r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if _, err := mpstest.Command(r.socket, "quit"); err == nil {
+		t.Error("a member has commanded the daemon")
+	}
+	if c, err = mpstest.Client(r.socket); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if err := r.stop(); err != nil {
+		t.Errorf("the daemon ended by %v: want quit", err)
+	}
+	if left, err := filepath.Glob(filepath.Join(membersOf(r.socket), "*", SocketName)); err != nil || len(left) != 0 {
+		t.Errorf("left in the members' folders: %v, %v", left, err)
+	}
+	if _, err := os.Stat(r.socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("left in the members' folder: %v", err)
+	}
+	log, err := os.ReadFile(filepath.Join(ownOf(r.socket), "daemon.log"))
+	if err != nil || !strings.Contains(string(log), `refused process`) {
+		t.Errorf("the log has %q, %v", log, err)
+	}
+}
+
+// TestParts: a member has the part of the folder that it comes by, whoever came before or comes at the same time.
+func TestParts(t *testing.T) {
+	r := started(t, os.Args[0], "-f")
+	for _, percent := range []int{100, 30, 30, 1, 100, 99} {
+		if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
+			t.Errorf("%d: %q, %v", percent, got, err)
+		}
+	}
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			percent := 25 * (i%4 + 1)
+			if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
+				t.Errorf("%d at once: %q, %v", percent, got, err)
+			}
+		})
+	}
+	all.Wait()
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func partBy(socket string, percent int) (string, error) {
+	c, err := mpstest.Client(filepath.Join(page.Part(membersOf(socket), percent), SocketName))
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	said := make([]byte, 64)
+	n, err := c.Read(said)
+	return string(said[:n]), err
+}
+
+// TestStuck: a server that waits for a silent client for ever is ended, and who ends it says why.
+func TestStuck(t *testing.T) {
+	t.Setenv(asStuck, "1")
+	r := started(t, os.Args[0], "-f")
+	c, err := mpstest.Dial(r.socket, mpstest.AsClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	select {
+	case err := <-r.ended:
+		if err == nil || !strings.Contains(err.Error(), "the MPS server does not answer") {
+			t.Errorf("ended by %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it goes on")
+	}
+	log, err := os.ReadFile(filepath.Join(ownOf(r.socket), "daemon.log"))
+	who := fmt.Sprintf("process %d ", os.Getpid())
+	if err != nil || !strings.Contains(string(log), who) || !strings.Contains(string(log), "has not spoken with the server") {
+		t.Errorf("the log has %q, %v", log, err)
+	}
+}
+
+// TestWatch: a server that hangs or is in FAULT is ended also where nobody comes, and says why.
+func TestWatch(t *testing.T) {
+	for how, want := range map[string]string{
+		asStuck: "the MPS server does not answer (get_server_",
+		asFault: "the MPS server takes no more clients (FAULT)",
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Setenv(how, "1")
+			r := started(t, os.Args[0], "-f")
+			select {
+			case err := <-r.ended:
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("ended by %v, want %s", err, want)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("it goes on")
+			}
+		})
+	}
+}
+
+func TestNoDaemon(t *testing.T) {
+	for _, test := range []struct {
+		command []string
+		want    string
+	}{
+		{[]string{"/no/such/nvidia-cuda-mps-control", "-f"}, "it comes with the driver"},
+		{[]string{os.Args[0], "-x"}, "ended before it had its socket control: exit status 3"},
+	} {
+		r := started(t, test.command...)
+		if err := r.stop(); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q: %v, want %q", test.command, err, test.want)
+		}
+	}
+}
+
+// A daemon that ends takes the gate along, with how it ended.
+func TestDaemonEnds(t *testing.T) {
+	r := started(t, "sh", "-c", `exec 3<&0; "$0" -f & while [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/go" ]; do sleep 0.05; done; kill $!; exit 7`,
+		os.Args[0])
+	if err := os.WriteFile(filepath.Join(ownOf(r.socket), "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 500 {
+		if _, err := os.Stat(r.socket); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	exit, ok := errors.AsType[*exec.ExitError](<-r.ended)
+	if !ok || exit.ExitCode() != 7 {
+		t.Errorf("ended by %v, want exit status 7", exit)
+	}
+}
+
+// A daemon for all users is root in a user namespace; one for its own user is in none.
+func TestUsers(t *testing.T) {
+	one, all := Server{Command: []string{"d", "-f"}}, Server{Command: []string{"d", "-f", forAll}}
+	if a := one.attributes(); one.user() != os.Geteuid() || a.Cloneflags != 0 || a.Pdeathsig != syscall.SIGKILL {
+		t.Errorf("for one: user %d, %+v", one.user(), a)
+	}
+	a := all.attributes()
+	want := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+	if all.user() != AnyUser || a.Cloneflags&syscall.CLONE_NEWUSER == 0 || a.Pdeathsig != syscall.SIGKILL ||
+		!slices.Equal(a.UidMappings, want) {
+		t.Errorf("for all: user %d, %+v", all.user(), a)
+	}
+}
+
+func TestDaemonEnvironment(t *testing.T) {
+	got := daemonEnvironment([]string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/x", "CUDA_MPS_LOG_DIRECTORY=/y", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=5"},
+		"/own")
+	want := []string{"A=1", "CUDA_MPS_PIPE_DIRECTORY=/own", "CUDA_MPS_LOG_DIRECTORY=/own"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestLog: whatever is written, two files of the log are all that there is.
+func TestLog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	l, err := newLog(path, 100, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := func(i int) string { return fmt.Sprintf("line %d\n", i) }
+	for i := range 1000 {
+		if n, err := l.Write([]byte(line(i))); err != nil || n != len(line(i)) {
+			t.Fatal(n, err)
+		}
+	}
+	before, err1 := os.ReadFile(path + ".1")
+	now, err2 := os.ReadFile(path)
+	if err := errors.Join(err1, err2); err != nil || len(before) > 100 || len(now) > 100 {
+		t.Errorf("%d and %d bytes, %v", len(before), len(now), err)
+	}
+	if all := string(before) + string(now); !strings.HasSuffix(all, line(998)+line(999)) || !strings.Contains(all, line(990)) {
+		t.Errorf("the last lines are %q", all)
+	}
+}

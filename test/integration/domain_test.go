@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build integration
+
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// domainNode is a node with trust domains, on which cgpu-probe stands for the driver's control daemon and MPS server.
+func domainNode(t *testing.T, env ...string) {
+	t.Helper()
+	noTrace(t)
+	withConfig(t, `domains = [{name = "team", weight = 3}]`)
+	p := userProgram(t, "cgpu-probe")
+	control := filepath.Join(lab.Bin, "nvidia-cuda-mps-control")
+	if err := os.WriteFile(control, []byte("#!/bin/sh\nexec env "+strings.Join(env, " ")+" "+p+" mps-control \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(control) })
+}
+
+// member is a run in the domain.
+func member(t *testing.T, user string, more ...string) *started {
+	t.Helper()
+	args := append([]string{"--domain", "team", "--user", user}, more...)
+	return startRun(t, "1GiB", append(args, "--", userProgram(t, "cgpu-probe"), "mps-client", "--size", "100MiB")...)
+}
+
+// has waits until a member computes, and returns what it says of name.
+func (s *started) has(t *testing.T, name string) (value int) {
+	t.Helper()
+	said := regexp.MustCompile("(?m)^" + name + "=(0x[0-9a-f]+|[0-9]+)$")
+	eventually(t, 10*time.Second, func() string {
+		out := s.out.String()
+		m := said.FindStringSubmatch(out)
+		if m == nil || !strings.Contains(out, "ready=1\n") {
+			return "it says " + out
+		}
+		n, err := strconv.ParseInt(m[1], 0, 64)
+		if err != nil {
+			return err.Error()
+		}
+		value = int(n)
+		return ""
+	})
+	return value
+}
+
+// domainServer is the record of the domain's server.
+func domainServer(t *testing.T) (found ledger.Record, ok bool) {
+	t.Helper()
+	for _, r := range records(t) {
+		if r.Domain == "team" && r.DomainServer {
+			return r, true
+		}
+	}
+	return found, false
+}
+
+// TestDomain: members of a domain find a server that nobody has started, each has its part and its limit, by docker as by cgpu run,
+// whatever user it is; nobody else has any of it, and nobody commands.
+func TestDomain(t *testing.T) {
+	domainNode(t)
+	all, part := member(t, "0:0"), member(t, "1234:1235", "--threads", "30")
+	inDocker := container{env: append(sizeOf("1GiB"), "CGPU_DOMAIN=team", "CGPU_THREADS=7"),
+		cmd: []string{"cgpu-probe", "mps-client", "--size", "200MiB"}}.ready(t)
+	if a, b := all.has(t, "part"), part.has(t, "part"); a != 100 || b != 30 {
+		t.Errorf("parts of %d %% and %d %%, want 100 and 30", a, b)
+	}
+	logs := lab.Run(nil, "docker", "logs", inDocker).Stdout
+	if !strings.Contains(logs, "part=7\nthreads=7\n") {
+		t.Errorf("in docker: %s", logs)
+	}
+	if a, b := all.has(t, "server"), part.has(t, "server"); a != b || !strings.Contains(logs, fmt.Sprintf("server=%#x\n", a)) {
+		t.Errorf("servers' clients %#x and %#x, in docker %s", a, b, logs)
+	}
+	server, ok := domainServer(t)
+	if !ok {
+		t.Fatalf("no server in %+v", records(t))
+	}
+	if out := cgpu(t, "smi"); !strings.Contains(out, server.ID[:12]) || !strings.Contains(out, "team (MPS)") ||
+		!strings.Contains(out, "team 30%") {
+		t.Errorf("cgpu smi: %s", out)
+	}
+	if v := server.VGPUs[0]; v.Weight != 3 || server.Name != "mps-team-0" {
+		t.Errorf("the server is %+v", server)
+	}
+	for name, want := range map[string]string{"limits": `Max processes +1024 +1024 `, "oom_score_adj": "^500\n",
+		"status": "NoNewPrivs:\t1\n"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", server.InitPID, name))
+		if err != nil || !regexp.MustCompile(want).Match(text) {
+			t.Errorf("the server's %s: %s, %v", name, text, err)
+		}
+	}
+	// Its own memory and the server's two pieces, at least; nobody gets more than his limit.
+	for _, s := range []*started{all, part} {
+		if used := quota.Bytes(s.has(t, "used_kib")) * quota.KiB; used < 104*quota.MiB {
+			t.Errorf("a member uses %v", used)
+		}
+	}
+	p := userProgram(t, "cgpu-probe")
+	wantRefused(t, tryRun("1GiB", "--domain", "team", "--", p, "mps-client", "--size", "1100MiB"), noMemory)
+
+	// A member that commands the daemon; one that is none, and has all folders.
+	for _, command := range []string{"quit", "get_server_list", "set_active_thread_percentage 4242 100"} {
+		r := tryRun("1GiB", "--domain", "team", "--", "sh", "-c", "echo "+command+" | "+p+" mps-control")
+		if r.Code == 0 || strings.Contains(r.Stdout, "4242") {
+			t.Errorf("%s: %v", command, r)
+		}
+	}
+	members := filepath.Join(lab.RunDir, "mps", server.VGPUs[0].UUID, "team", "members", "100")
+	stranger := []string{"--", "env", "CUDA_MPS_PIPE_DIRECTORY=" + members, p, "mps-client"}
+	wantRefused(t, tryRun("1GiB", stranger...), "RM_DUP_OBJECT.*NV_ERR_INVALID_CLIENT")
+	for _, s := range []*started{all, part} {
+		if strings.Contains(s.out.String(), "has ended") {
+			t.Errorf("a member's server has ended meanwhile: %s", s.out)
+		}
+	}
+}
+
+// TestDomainServerKilled: its members' contexts end with the server, and the next member finds another.
+func TestDomainServerKilled(t *testing.T) {
+	domainNode(t)
+	first := member(t, "0:0")
+	first.has(t, "part")
+	server, ok := domainServer(t)
+	if !ok {
+		t.Fatalf("no server in %+v", records(t))
+	}
+	cgpu(t, "set", server.Name, "--weight", "5") // of the domain, and not of this server alone
+	if err := syscall.Kill(server.InitPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	first.end(t)
+	if out := first.out.String(); !strings.Contains(out, "the MPS server has ended") {
+		t.Errorf("the member says %s", out)
+	}
+	next := member(t, "0:0")
+	next.has(t, "part")
+	if again, ok := domainServer(t); !ok || again.Nonce == server.Nonce || again.VGPUs[0].Weight != 5 {
+		t.Errorf("the server is %+v, %v", again, ok)
+	}
+}
+
+// TestDomainServerFaults: a server that takes no more clients is ended, and an event says why.
+func TestDomainServerFaults(t *testing.T) {
+	domainNode(t, "MPS_FAULT=1")
+	first := member(t, "0:0")
+	first.has(t, "part")
+	first.end(t)
+	if out := first.out.String(); !strings.Contains(out, "the MPS server has ended") {
+		t.Errorf("the member says %s", out)
+	}
+	eventually(t, 10*time.Second, func() string {
+		out := cgpu(t, "events")
+		if !strings.Contains(out, "the MPS server of domain team has ended") ||
+			!strings.Contains(out, "why: the MPS server takes no more clients") {
+			return out
+		}
+		return ""
+	})
+}
