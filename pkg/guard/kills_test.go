@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -137,12 +138,14 @@ func TestHundredEnds(t *testing.T) {
 		c := r.start()
 		fds := c.do("compute")
 		time.Sleep(time.Duration(rnd.IntN(3000)) * time.Microsecond)
+		var looks sync.WaitGroup
 		if rnd.IntN(4) == 0 { // somebody looks, as cgpu smi does
-			go r.guard.sweep()
+			looks.Go(r.guard.sweep)
 		}
 		first.Store(0)
 		way.end(c, fds[0], fds[1])
 		_ = c.cmd.Wait()
+		looks.Wait() // what is at rest is written down next
 		r.empty()
 		if n := r.sim.Snapshot().Faults; n != 0 {
 			t.Errorf("end %d, %s: %d kernels lost their memory while they ran", i, way.name, n)

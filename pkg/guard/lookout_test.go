@@ -60,7 +60,7 @@ func (w *watchers) look(times int) (lookers int, woken []int) {
 				continue
 			}
 			looked[i] = true
-			x.ask = time.Time{} // or nobody would be asked: all is at rest
+			x.ask, x.rest = time.Time{}, time.Time{} // or nobody would be asked: all is at rest, and no second goes by
 			x.everywhere = time.Now().Add(time.Hour)
 			g.lookForAll(x)
 			x.promise(time.Minute)
