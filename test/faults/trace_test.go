@@ -124,6 +124,7 @@ func (w *watch) trace(started, ended chan<- int, attr *syscall.ProcAttr, args []
 					code = status.ExitStatus()
 				}
 				ended <- code
+				root = 0 // its number comes again
 			}
 			continue
 		}
@@ -147,6 +148,9 @@ func (w *watch) trace(started, ended chan<- int, attr *syscall.ProcAttr, args []
 		case signal == unix.SIGTRAP && status.TrapCause() > 0:
 			if status.TrapCause() == unix.PTRACE_EVENT_EXEC {
 				*t = *look(tid)
+				if old, err := unix.PtraceGetEventMsg(tid); err == nil && int(old) != tid { // a thread that went on by the process' number
+					delete(threads, int(old))
+				}
 			}
 			signal = 0
 		}
