@@ -4,7 +4,7 @@ package guard
 
 import "testing"
 
-// TestLegacyFreed: a group stays in the driver's legacy mode when its channel has gone, so it is not lent, also after a hand-over.
+// TestLegacyFreed: a group stays in the driver's legacy mode when its channel has gone, so it is not lent.
 func TestLegacyFreed(t *testing.T) {
 	r := newDomain(t, "team")
 	_, c := r.member("team")
