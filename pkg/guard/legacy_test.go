@@ -4,7 +4,7 @@ package guard
 
 import "testing"
 
-// TestLegacyFreed: a group stays in the driver's legacy mode when its channel has gone, so it is not lent.
+// TestLegacyFreed: a group stays in the driver's legacy mode when its channel has gone, so it is not lent; a hand-over keeps that.
 func TestLegacyFreed(t *testing.T) {
 	r := newDomain(t, "team")
 	_, c := r.member("team")
@@ -15,6 +15,7 @@ func TestLegacyFreed(t *testing.T) {
 		if _, err := c.try("dupof", c.do("open")[0], r.client, made[0]); err == nil {
 			t.Fatalf("try %d: a group in legacy mode is lent once its channel is freed", i)
 		}
+		r.survives()
 		r.server.do("free", r.number, made[0])
 	}
 }
