@@ -200,6 +200,8 @@ func TestKeptByTracer(t *testing.T) {
 	if err := unix.PtraceSeize(v.keeper); err != nil {
 		t.Fatal(err)
 	}
+	late := time.AfterFunc(10*time.Second, func() { _ = v.cmd.Process.Kill() })
+	defer late.Stop()
 	fmt.Fprintln(v.in, "kill")
 	if words := v.line(t); !slices.Equal(words, []string{"ok"}) { // never, if it is waited for
 		t.Fatal(words)
