@@ -165,6 +165,7 @@ type Charge struct {
 	Page       uint64 `json:"page,omitempty"`
 	Fabric     bool   `json:"fabric,omitempty"`
 	Fabrics    int    `json:"fabrics,omitempty"`
+	Flexible   uint64 `json:"flexible,omitempty"`
 }
 
 // Client is an RM client of the container's.
@@ -213,6 +214,7 @@ type Object struct {
 	Spilled       bool      `json:"spilled,omitempty"`
 	Host          bool      `json:"host,omitempty"`
 	MadeInTask    bool      `json:"madeInTask,omitempty"`
+	Flexible      bool      `json:"flexible,omitempty"`
 	Unbound       bool      `json:"unbound,omitempty"`
 	Scheduled     bool      `json:"scheduled,omitempty"`
 	Graphics      bool      `json:"graphics,omitempty"`
