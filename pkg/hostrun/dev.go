@@ -62,10 +62,16 @@ func ownFolders(p spec.Plan) []string {
 	return names
 }
 
+// stageName is a folder of the run directory, in which what a run is to see is put together in mounts of its own.
+const stageName = "dev"
+
+// plainNodes are what any program may need of /dev.
+var plainNodes = []string{"null", "zero", "full", "random", "urandom"}
+
 // mountDev gives this mount namespace a /dev of its own: the host's, but of NVIDIA's nodes those of the run and no others.
 // It is a file system of its own also because the guard tells by that which files were opened by the run.
 func mountDev(p spec.Plan, runDir string) error {
-	stage := filepath.Join(runDir, "dev")
+	stage := filepath.Join(runDir, stageName)
 	if err := os.MkdirAll(stage, 0o700); err != nil {
 		return err
 	}
@@ -78,6 +84,9 @@ func mountDev(p spec.Plan, runDir string) error {
 	}
 	own := ownFolders(p)
 	for _, e := range entries {
+		if p.DomainServer && !slices.Contains(plainNodes, e.Name()) {
+			continue
+		}
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) { // unplugged
 			continue
@@ -199,9 +208,9 @@ func bind(from, to string, flags uintptr) error {
 // pipesFlags are for the folder of a domain's MPS server, which only that writes to.
 func pipesFlags(p spec.Plan) uintptr {
 	if p.DomainServer {
-		return unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		return inert
 	}
-	return unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	return unix.MS_RDONLY | inert
 }
 
 // mountLimiter puts the preload library, the vGPU page and the pipes of its domain where containers have them. That is the host's run
@@ -216,7 +225,7 @@ func mountLimiter(p spec.Plan) error {
 		from, to string
 		flags    uintptr
 	}{
-		{p.Page, page.Path, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC},
+		{p.Page, page.Path, unix.MS_RDONLY | inert},
 		{p.Limiter, spec.LimiterPath, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
 		{p.Pipes(), page.PipesPath, pipesFlags(p)},
 	}
@@ -232,8 +241,8 @@ func mountLimiter(p spec.Plan) error {
 		files[i].from = "/proc/self/fd/" + strconv.Itoa(fd)
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
-	if err := unix.Mount("cgpu", dir, "tmpfs", flags, "mode=755,size=64k"); err != nil {
-		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	if err := mountTmpfs(dir, flags, "mode=755,size=64k"); err != nil {
+		return err
 	}
 	for _, f := range files {
 		if f.from == "" {
@@ -258,11 +267,8 @@ func mountDaemon(dir string) error {
 	if err := unix.Stat(dir, &st); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("mode=700,size=1m,uid=%d,gid=%d", st.Uid, st.Gid)
-	if err := unix.Mount("cgpu", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
-		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
-	}
-	return nil
+	options := fmt.Sprintf("mode=700,size=1m,nr_inodes=64,uid=%d,gid=%d", st.Uid, st.Gid)
+	return mountTmpfs(dir, inert, options)
 }
 
 // keepDeviceNodes tells the driver's libraries not to make nodes, as cgpu-hook does in a container: as root they would make

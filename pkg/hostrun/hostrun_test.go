@@ -293,7 +293,7 @@ func TestKeepDeviceNodes(t *testing.T) {
 	go func() {
 		runtime.LockOSThread() // and no unlock: the thread ends with its mounts
 		done <- func() error {
-			if err := newNamespace(); err != nil {
+			if err := newNamespaces(unix.CLONE_NEWNS); err != nil {
 				return err
 			}
 			if err := keepDeviceNodes(dir, params); err != nil {

@@ -214,6 +214,7 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	return runner.Become(runner.Command{Quota: q, Name: d.label(table), Paused: kept.Paused, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return err },
 		Run: hostrun.Run{RunDir: d.RunDir, HostMemory: hostMemory, Caller: inherited,
+			Root: hostrun.Root{Folders: folders(table, control)},
 			User: hostrun.User{UID: user, GID: user, Groups: []int{user}},
 			Args: []string{serve, ServeName, "--members", filepath.Join(page.PipesPath, page.Members), "--", control, "-f", "-multiuser-server"},
 			Env:  environment(table, control)}})
@@ -274,10 +275,32 @@ func ControlProgram(table *device.Table) (string, error) {
 // environment lets the programs find each other and the driver's library.
 func environment(table *device.Table, control string) []string {
 	env := []string{"PATH=" + filepath.Dir(control) + ":" + strings.Join(launch.Folders, ":")}
-	for _, m := range table.Mounts {
-		if strings.HasPrefix(filepath.Base(m.Host), "libcuda.so.") {
-			return append(env, "LD_LIBRARY_PATH="+filepath.Dir(m.Host))
-		}
+	if lib := libcuda(table); lib != "" {
+		env = append(env, "LD_LIBRARY_PATH="+filepath.Dir(lib))
 	}
 	return env
+}
+
+// libcuda is the driver's library on the host; empty: the node does not tell.
+func libcuda(table *device.Table) string {
+	for _, m := range table.Mounts {
+		if strings.HasPrefix(filepath.Base(m.Host), "libcuda.so.") {
+			return m.Host
+		}
+	}
+	return ""
+}
+
+// folders are what NVIDIA's programs need to see, wherever the driver is installed.
+func folders(table *device.Table, control string) (list []string) {
+	for _, file := range []string{control, libcuda(table)} {
+		if file == "" {
+			continue
+		}
+		list = append(list, filepath.Dir(file))
+		if real, err := filepath.EvalSymlinks(file); err == nil {
+			list = append(list, filepath.Dir(real))
+		}
+	}
+	return list
 }
