@@ -37,7 +37,8 @@ func mpsCommand() *cli.Command {
 			pipes := filepath.Dir(filepath.Clean(members))
 			ended := filepath.Join(pipes, page.Ended) // for the event of its guard's, who knows no more than that it ended
 			_ = os.Truncate(ended, 0)
-			err := mps.Server{Members: members, Own: filepath.Join(pipes, page.Daemon), Command: c.Args().Slice()}.Run(ctx)
+			err := mps.Server{Members: members, Own: filepath.Join(pipes, page.Daemon), Command: c.Args().Slice(),
+				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}}.Run(ctx)
 			if err != nil {
 				_ = os.WriteFile(ended, []byte(err.Error()), 0o600)
 			}
@@ -45,6 +46,21 @@ func mpsCommand() *cli.Command {
 				return cli.Exit(err, max(exit.ExitCode(), 1))
 			}
 			return err
+		},
+	}
+}
+
+// mpsDaemonCommand becomes NVIDIA's control daemon, in the namespaces that mps-serve makes for it.
+func mpsDaemonCommand() *cli.Command {
+	return &cli.Command{
+		Name:      server.DaemonName,
+		Hidden:    true,
+		ArgsUsage: "-- DAEMON ARGUMENT…",
+		Action: func(c *cli.Context) error {
+			if !c.Args().Present() {
+				return usageError{errors.New(server.DaemonName + ": want the control daemon's command line")}
+			}
+			return mps.Confine(c.Args().Slice())
 		},
 	}
 }

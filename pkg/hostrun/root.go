@@ -22,7 +22,7 @@ var programTrees = []string{"/usr", "/bin", "/sbin", "/lib", "/lib64", "/nix/sto
 // Root is what a run has in the place of the host's files: programs and libraries to read, the driver's nodes, what of /proc and /sys
 // everybody may see, and a little room in /tmp and /dev/shm. There is no socket of the host's in it, and nothing else to write to.
 type Root struct {
-	Folders []string // beside those where a host has its programs; empty: the host's root
+	Folders []string // clean paths, beside those where a host has its programs; empty: the host's root
 	stage   int
 }
 
@@ -57,19 +57,20 @@ func (r *Root) build(dir string) error {
 		unix.Mount("/proc", filepath.Join(dir, "proc"), "", unix.MS_BIND|unix.MS_REC, ""), // with the driver's parameters
 		unix.Mount("/sys", filepath.Join(dir, "sys"), "", unix.MS_BIND, ""),
 		unix.Mount("", filepath.Join(dir, "sys"), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|inert, ""))
+	if err != nil {
+		return err
+	}
 	var had []string
 	for _, path := range slices.Concat(programTrees, r.Folders) {
-		if path = filepath.Clean(path); err != nil || slices.ContainsFunc(had, func(x string) bool { return strings.HasPrefix(path+"/", x+"/") }) {
+		if slices.ContainsFunc(had, func(x string) bool { return strings.HasPrefix(path+"/", x+"/") }) {
 			continue
 		}
 		had = append(had, path)
-		if err = bringTree(path, filepath.Join(dir, path)); err != nil {
-			err = fmt.Errorf("%s: %w", path, err)
+		if err := bringTree(path, filepath.Join(dir, path)); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	if err == nil {
-		r.stage, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	}
+	r.stage, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	return err
 }
 

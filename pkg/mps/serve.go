@@ -36,12 +36,16 @@ type Server struct {
 	Members string   // the folder whose folders (page.Part) members get; the gate's sockets are all that is in these
 	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string // the daemon, in the foreground
+	Confine []string // the program that becomes the daemon by Confine, and its arguments before Command
 
 	patience, look time.Duration // 0: those below
 }
 
 // Run starts the daemon and serves its members until it ends, or ctx does; then it is told to quit. It returns how the daemon ended.
 func (s Server) Run(ctx context.Context) error {
+	if _, err := exec.LookPath(s.Command[0]); err != nil {
+		return fmt.Errorf("%w; it comes with the driver, in some distributions in a package of its own", err)
+	}
 	if err := s.clear(); err != nil {
 		return err
 	}
@@ -49,7 +53,8 @@ func (s Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	daemon := exec.Command(s.Command[0], s.Command[1:]...)
+	command := slices.Concat(s.Confine, s.Command)
+	daemon := exec.Command(command[0], command[1:]...)
 	daemon.Env = daemonEnvironment(os.Environ(), s.Own)
 	daemon.Stdout, daemon.Stderr = said, said
 	daemon.WaitDelay = time.Second // its server has the pipe too
@@ -142,10 +147,7 @@ func start(daemon *exec.Cmd) error {
 		return err
 	}
 	err := daemon.Start()
-	switch {
-	case errors.Is(err, os.ErrNotExist) || errors.Is(err, exec.ErrNotFound):
-		err = fmt.Errorf("%w; it comes with the driver, in some distributions in a package of its own", err)
-	case err != nil && daemon.SysProcAttr.Cloneflags != 0:
+	if err != nil && daemon.SysProcAttr.Cloneflags != 0 {
 		err = fmt.Errorf("%s: %w; it needs a user namespace (sysctl user.max_user_namespaces)", daemon.Path, err)
 	}
 	return errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))

@@ -27,10 +27,16 @@ const (
 	asDaemon = "CGPU_TEST_MPS"
 	asStuck  = "CGPU_TEST_MPS_STUCK" // one whose server does not answer
 	asFault  = "CGPU_TEST_MPS_FAULT" // one whose server takes no more clients
+
+	asConfined = "confined" // an argument: what follows is to be confined
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asDaemon) == "" {
+	switch {
+	case len(os.Args) > 2 && os.Args[1] == asConfined:
+		fmt.Fprintln(os.Stderr, Confine(os.Args[2:]))
+		os.Exit(4)
+	case os.Getenv(asDaemon) == "":
 		os.Exit(m.Run())
 	}
 	d := &mpstest.Daemon{Server: tellPercent, Stuck: os.Getenv(asStuck) != "", Fault: os.Getenv(asFault) != ""}
@@ -63,7 +69,8 @@ func started(t *testing.T, command ...string) *running {
 	t.Setenv(asDaemon, "1")
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each command, with the race detector
 	dir := t.TempDir()
-	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, patience: time.Minute}
+	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command,
+		Confine: []string{os.Args[0], asConfined}, patience: time.Minute}
 	if os.Getenv(asStuck)+os.Getenv(asFault) != "" {
 		s.patience, s.look = time.Second, 100*time.Millisecond
 	}

@@ -108,6 +108,11 @@ func TestDomain(t *testing.T) {
 	if got := filesIn(fmt.Sprintf("/proc/%d/root/run", server.InitPID)); got != "cgpu" {
 		t.Errorf("the server sees in the host's /run: %s", got)
 	}
+	daemon := lab.Run(nil, "pgrep", "-P", strconv.Itoa(server.InitPID)).Stdout
+	status, err := os.ReadFile("/proc/" + strings.TrimSpace(daemon) + "/status")
+	if err != nil || !regexp.MustCompile(`CapEff:\t0+\nCapBnd:\t0+\n`).Match(status) {
+		t.Errorf("NVIDIA's daemon %q: %s, %v: want no capability", daemon, status, err)
+	}
 	// Its own memory and the server's two pieces, at least; nobody gets more than his limit.
 	for _, s := range []*started{all, part} {
 		if used := quota.Bytes(s.has(t, "used_kib")) * quota.KiB; used < 104*quota.MiB {

@@ -34,10 +34,11 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// Commands of cgpu's: the first becomes the second in a run of its own.
+// Commands of cgpu's: the first becomes the second in a run of its own, which starts the third.
 const (
-	RunName   = "domain-run"
-	ServeName = "mps-serve"
+	RunName    = "domain-run"
+	ServeName  = "mps-serve"
+	DaemonName = "mps-daemon"
 )
 
 // ExitTwice is the exit status of the first where the domain has a server.
