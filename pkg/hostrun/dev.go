@@ -205,14 +205,6 @@ func bind(from, to string, flags uintptr) error {
 	return unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|flags, "")
 }
 
-// pipesFlags are for the folder of a domain's MPS server, which only that writes to.
-func pipesFlags(p spec.Plan) uintptr {
-	if p.DomainServer {
-		return inert
-	}
-	return unix.MS_RDONLY | inert
-}
-
 // mountLimiter puts the preload library, the vGPU page and the pipes of its domain where containers have them. That is the host's run
 // directory: its ledger and sockets are out of the run's sight, as they are out of a container's.
 func mountLimiter(p spec.Plan) error {
@@ -227,7 +219,7 @@ func mountLimiter(p spec.Plan) error {
 	}{
 		{p.Page, page.Path, unix.MS_RDONLY | inert},
 		{p.Limiter, spec.LimiterPath, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
-		{p.Pipes(), page.PipesPath, pipesFlags(p)},
+		{p.Pipes(), page.PipesPath, unix.MS_RDONLY | inert},
 	}
 	for i, f := range files {
 		if f.from == "" {
@@ -261,14 +253,18 @@ func mountLimiter(p spec.Plan) error {
 }
 
 // mountDaemon gives the daemon of a domain a folder for its sockets and its logs, which members can make grow: it is bounded, and goes with
-// the server.
+// the server. Its guard, who is root without a privilege, reads the file there.
 func mountDaemon(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("mode=700,size=1m,nr_inodes=64,uid=%d,gid=%d", st.Uid, st.Gid)
-	return mountTmpfs(dir, inert, options)
+	options := fmt.Sprintf("mode=711,size=1m,nr_inodes=64,uid=%d,gid=%d", st.Uid, st.Gid)
+	if err := mountTmpfs(dir, inert, options); err != nil {
+		return err
+	}
+	ended := filepath.Join(dir, page.Ended)
+	return errors.Join(os.WriteFile(ended, nil, 0o644), os.Chown(ended, int(st.Uid), int(st.Gid)))
 }
 
 // keepDeviceNodes tells the driver's libraries not to make nodes, as cgpu-hook does in a container: as root they would make

@@ -34,6 +34,8 @@ type Run struct {
 	Cgroups []string // of Cgroups; the guard removes them
 	// HostMemory bounds the host's memory that it takes, where the machine has cgroup v2; 0: it is not bounded.
 	HostMemory quota.Bytes
+	// Input makes its standard input, by root and when all is reserved for it; nil: it has the caller's.
+	Input func() (fd int, err error)
 	// Root is what it sees of the host's files, and with one of its own it has no network.
 	Root   Root
 	User   User
@@ -85,6 +87,7 @@ func Exec(r Run) error {
 	}{
 		{"cgroup", func() error { return makeCgroups(os.Getpid(), r.Cgroups, forbidden(r.Plan)) }},
 		{"memory bound", func() error { return boundMemory(r.Cgroups, r.HostMemory) }},
+		{"standard input", r.input},
 		{"namespaces", func() error { return newNamespaces(r.Root.namespaces()) }},
 		{"/dev", func() error { return mountDev(r.Plan, r.RunDir) }},
 		{"driver parameters", func() error { return keepDeviceNodes("/dev", "/proc/driver/nvidia/params") }},
@@ -107,6 +110,18 @@ func Exec(r Run) error {
 	}
 	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan))
 	return &CommandError{path, err}
+}
+
+func (r Run) input() error {
+	if r.Input == nil {
+		return nil
+	}
+	fd, err := r.Input()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Dup3(fd, 0, 0)
 }
 
 // find looks for the command as the user does, in the PATH of env, after all else that might hide it or forbid it.

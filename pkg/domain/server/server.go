@@ -215,10 +215,11 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	return runner.Become(runner.Command{Quota: q, Name: d.label(table), Paused: kept.Paused, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return err },
 		Run: hostrun.Run{RunDir: d.RunDir, HostMemory: hostMemory, Caller: inherited,
-			Root: hostrun.Root{Folders: folders(table, control)},
-			User: hostrun.User{UID: user, GID: user, Groups: []int{user}},
-			Args: []string{serve, ServeName, "--members", filepath.Join(page.PipesPath, page.Members), "--", control, "-f", "-multiuser-server"},
-			Env:  environment(table, control)}})
+			Root:  hostrun.Root{Folders: folders(table, control)},
+			Input: func() (int, error) { return sockets(page.Pipes(d.RunDir, d.UUID, d.Name)) },
+			User:  hostrun.User{UID: user, GID: user, Groups: []int{user}},
+			Args:  []string{serve, ServeName, "--", control, "-f", "-multiuser-server"},
+			Env:   environment(table, control)}})
 }
 
 // label is what people call the server: each GPU has another.
