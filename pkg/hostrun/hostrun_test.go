@@ -16,9 +16,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 	"github.com/opencgpu/cgpu/pkg/testenv"
 )
@@ -259,6 +261,28 @@ func TestSweepCgroups(t *testing.T) {
 	left, err := os.ReadDir(parent)
 	if err != nil || len(left) != 2 || left[0].Name() != "cgpu-run-alive" || left[1].Name() != "other" {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestBoundFolder: what is bounded is not swapped instead; a file that the kernel does not have is left out.
+func TestBoundFolder(t *testing.T) {
+	cgroups.TestMode = true // takes other files than the kernel's
+	t.Cleanup(func() { cgroups.TestMode = false })
+	dir := t.TempDir()
+	for _, swap := range []bool{false, true} {
+		if swap {
+			if err := os.WriteFile(dir+"/memory.swap.max", []byte("max"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(os.WriteFile(dir+"/memory.max", []byte("max"), 0o600), boundFolder(dir, quota.MiB)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	memory, err1 := os.ReadFile(dir + "/memory.max")
+	swap, err2 := os.ReadFile(dir + "/memory.swap.max")
+	if err := errors.Join(err1, err2); err != nil || !strings.HasPrefix(string(memory), "1048576") || !strings.HasPrefix(string(swap), "0") {
+		t.Errorf("memory %s, swap %s, %v", memory, swap, err)
 	}
 }
 
