@@ -228,8 +228,8 @@ func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) pla
 		if p.cancel != nil {
 			p.cancel()
 		}
-		return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to stop it meanwhile, "+
-			"and let it run again", "shared", x.shared))
+		return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to stop it "+
+			"meanwhile and let it run again", "shared", x.shared))
 	}
 	commit := p.commit
 	p.commit = func() {
