@@ -277,8 +277,8 @@ type lendable struct {
 	answer api.Lent
 }
 
-// lendable tells what there is to know of an object that others may have a handle on: a channel group with a context, or device memory. The
-// server has opened either to its user, or to all.
+// lendable tells what there is to know of an object that others may have a handle on: a channel group with a context, which the server has
+// opened to its user, as all that its client has; or device memory, which it has opened to all, as nothing else of it.
 func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -292,7 +292,7 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 	switch {
 	case l.gpu == noGPU || isMemory && o.charge.gpu != l.gpu:
 		return l, errors.New("it is on no GPU")
-	case (p.all|p.user)&accessDup == 0:
+	case p.all&accessDup == 0 && (o.group == nil || p.user&accessDup == 0):
 		return l, errors.New("the server has not opened it")
 	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts && !o.group.legacy:
 		group := *o
