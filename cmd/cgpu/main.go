@@ -81,9 +81,10 @@ func app() *cli.App {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
 		Commands: []*cli.Command{smiCommand(), topCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(),
-			pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(), domainStartCommand(), domainRunCommand(), mpsCommand(), slurmCommand(),
-			specCommand(), doctorCommand(), configCommand(), kmCommand(), exporterCommand(), webCommand(), healthCommand(), installCommand(),
-			uninstallCommand(), upgradeCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
+			pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(), domainStartCommand(), domainRunCommand(),
+			mpsCommand(), mpsDaemonCommand(), slurmCommand(), specCommand(), doctorCommand(), configCommand(), kmCommand(), exporterCommand(),
+			webCommand(), healthCommand(), installCommand(), uninstallCommand(), upgradeCommand(), gcCommand(), refreshCommand(),
+			completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{noCommand(c.App, c.Args().First())}

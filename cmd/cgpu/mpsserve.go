@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -23,7 +24,6 @@ func mpsCommand() *cli.Command {
 		Name:      server.ServeName,
 		Hidden:    true,
 		ArgsUsage: "-- DAEMON ARGUMENT…",
-		Flags:     []cli.Flag{&cli.StringFlag{Name: "members", Required: true, Usage: "`FOLDER` that members of the domain get"}},
 		Action: func(c *cli.Context) error {
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
@@ -33,18 +33,36 @@ func mpsCommand() *cli.Command {
 			if err := mps.Bound(); err != nil {
 				return err
 			}
-			members := c.String("members")
-			pipes := filepath.Dir(filepath.Clean(members))
-			ended := filepath.Join(pipes, page.Ended) // for the event of its guard's, who knows no more than that it ended
-			_ = os.Truncate(ended, 0)
-			err := mps.Server{Members: members, Own: filepath.Join(pipes, page.Daemon), Command: c.Args().Slice()}.Run(ctx)
+			sockets, err := mps.Receive(0)
 			if err != nil {
-				_ = os.WriteFile(ended, []byte(err.Error()), 0o600)
+				return fmt.Errorf("%s: standard input: %w", server.ServeName, err)
+			}
+			own := filepath.Join(page.PipesPath, page.Daemon)
+			err = mps.Server{Sockets: sockets, Own: own, Command: c.Args().Slice(),
+				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}}.Run(ctx)
+			if err != nil {
+				// For the event of its guard's, who knows no more than that it ended.
+				_ = os.WriteFile(filepath.Join(own, page.Ended), []byte(err.Error()), 0o600)
 			}
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return cli.Exit(err, max(exit.ExitCode(), 1))
 			}
 			return err
+		},
+	}
+}
+
+// mpsDaemonCommand becomes NVIDIA's control daemon, in the namespaces that mps-serve makes for it.
+func mpsDaemonCommand() *cli.Command {
+	return &cli.Command{
+		Name:      server.DaemonName,
+		Hidden:    true,
+		ArgsUsage: "-- DAEMON ARGUMENT…",
+		Action: func(c *cli.Context) error {
+			if !c.Args().Present() {
+				return usageError{errors.New(server.DaemonName + ": want the control daemon's command line")}
+			}
+			return mps.Confine(c.Args().Slice())
 		},
 	}
 }

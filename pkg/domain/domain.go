@@ -154,14 +154,19 @@ func answers(dir string) bool {
 	return strings.HasPrefix(string(said[:n]), greeting)
 }
 
-// Ended is why a domain's server has ended, in its own words; empty: it did not say. Whoever is that server's user can write there.
-func Ended(runDir, uuid, name string) string {
-	fd, err := unix.Open(filepath.Join(page.Pipes(runDir, uuid, name), page.Ended), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return ""
-	}
-	defer unix.Close(fd)
+// Words opens the file in which a domain's server, of a process or thread that has its mounts, writes why it ends. It goes with the server,
+// and Ended reads it then. Whoever is the server's user can put something else there.
+func Words(pid int) (*os.File, error) {
+	return openWords(filepath.Join("/proc", strconv.Itoa(pid), "root", page.PipesPath, page.Daemon, page.Ended))
+}
+
+func openWords(path string) (*os.File, error) {
+	return os.OpenFile(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+}
+
+// Ended is why a server has ended, in its own words; empty: it did not say.
+func Ended(file *os.File) string {
 	words := make([]byte, 300)
-	n, _ := unix.Read(fd, words)
+	n, _ := file.ReadAt(words, 0)
 	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(string(words[:max(n, 0)]), "?"), unicode.IsControl), " ")
 }

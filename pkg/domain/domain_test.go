@@ -3,10 +3,13 @@
 package domain
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
@@ -18,36 +21,41 @@ import (
 
 // TestEnded: the words of a server are one line of bounded length, whatever its user writes or puts there.
 func TestEnded(t *testing.T) {
-	runDir := t.TempDir()
-	dir := page.Pipes(runDir, "GPU-1", "a")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
+	path := filepath.Join(t.TempDir(), page.Ended)
+	ended := func() string {
+		file, err := openWords(path)
+		if err == nil {
+			defer file.Close()
+		}
+		return Ended(file)
 	}
-	if got := Ended(runDir, "GPU-1", "a"); got != "" {
+	if got := ended(); got != "" {
 		t.Errorf("nobody has said %q", got)
 	}
-	file := filepath.Join(dir, page.Ended)
 	for words, want := range map[string]string{
 		"":                             "",
 		"it does not answer":           "it does not answer",
 		"a\nb\x1b[31mc\xff":            "a b [31mc?",
 		strings.Repeat("long ", 1<<16): strings.Repeat("long ", 60),
 	} {
-		if err := os.WriteFile(file, []byte(words), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(words), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := Ended(runDir, "GPU-1", "a"); got != want {
+		if got := ended(); got != want {
 			t.Errorf("%.20q: %q, want %q", words, got, want)
 		}
 	}
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("/etc/passwd", file); err != nil {
-		t.Fatal(err)
-	}
-	if got := Ended(runDir, "GPU-1", "a"); got != "" {
-		t.Errorf("by a link: %q", got)
+	for what, put := range map[string]func() error{
+		"a link": func() error { return os.Symlink("/etc/passwd", path) },
+		"a pipe": func() error { return unix.Mkfifo(path, 0o666) }, // nobody waits for a writer
+		"folder": func() error { return os.Mkdir(path, 0o755) },
+	} {
+		if err := errors.Join(os.Remove(path), put()); err != nil {
+			t.Fatal(err)
+		}
+		if got := ended(); got != "" {
+			t.Errorf("by %s: %q", what, got)
+		}
 	}
 }
 

@@ -50,8 +50,21 @@ func (g *Guard) domainIsOver() bool {
 	if pid == 0 {
 		return false
 	}
-	now, err := ledger.ProcStart(pid)
-	return err != nil || now != start || g.isRetired()
+	if now, err := ledger.ProcStart(pid); err != nil || now != start {
+		return true
+	}
+	g.mu.Lock()
+	g.holdWords(pid)
+	g.mu.Unlock()
+	return g.isRetired()
+}
+
+// holdWords opens what the domain's server writes at its end, which goes with its mounts: at its beginning, or where this guard goes on in
+// another's place. g.mu is locked.
+func (g *Guard) holdWords(pid int) {
+	if g.cfg.DomainServer && g.words == nil {
+		g.words, _ = domain.Words(pid)
+	}
 }
 
 // isRetired asks the ledger, which outlives this guard.
@@ -79,7 +92,9 @@ func (g *Guard) noteDomainEnd() {
 		return
 	}
 	x := g.cfg.GPUs[0]
-	why := domain.Ended(g.cfg.RunDir, x.UUID, g.cfg.Domain)
+	g.mu.Lock()
+	why := domain.Ended(g.words) // nobody's is empty
+	g.mu.Unlock()
 	if why == "" && !g.domainHasMembers() {
 		return
 	}

@@ -150,7 +150,9 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 		g.cgroups = cgroupsOf(g.initPID)
 		g.leaseHeld = append(g.leaseHeld, holdOpen(g.cgroups.leasable(), g.log)...)
 		g.initStart, _ = ledger.ProcStart(g.initPID)
-		g.devFirst = deviceOfDev(cmp.Or(state.Pid, g.initPID)) // of a `cgpu run` the thread that is about to become the first process
+		thread := cmp.Or(state.Pid, g.initPID) // of a `cgpu run` the one that is about to become the first process
+		g.devFirst = deviceOfDev(thread)
+		g.holdWords(thread)
 	}
 	g.listeners++
 	g.mu.Unlock()

@@ -63,6 +63,9 @@ func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool,
 		g.rootGate.RUnlock()
 		unlock()
 	}
+	if g.isMember() && g.account.isLent(client, handle) { // it was not yet when the call was looked at: no second handle is made meanwhile
+		return plan{answer: c.deny(rm.StatusNotSupported, "lentschedule", "denied GPFIFO_SCHEDULE of the domain's channel group"), done: done}
+	}
 	if enable && g.endsUnseenChannels(client) {
 		return plan{answer: c.status(rm.StatusInvalidState), done: done}
 	}

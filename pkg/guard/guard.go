@@ -93,6 +93,7 @@ type Guard struct {
 	instances      map[uint32]int             // RM device instance → index in gpus
 	logged         map[string]map[string]bool // by message: the keys of logOnce
 	initPID        int
+	words          *os.File // see holdWords
 	initStart      uint64
 	cgroups        cgroups
 	devDevice      uint64 // st_dev of the container's /dev; 0 before it is known

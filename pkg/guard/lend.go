@@ -25,8 +25,9 @@ import (
 // has opened to others: it opens the object for the moment of the member's call, and no other call of the server's client is served
 // meanwhile. That is all that goes from one guard to another, and it goes in this direction only.
 //
-// What is lent stays with the server, in whose name a group has its timeslice and is switched in the middle of kernels. It is charged to
-// the server, and to each member that has a handle on it: it lives as long as any, also where the server has ended or made another.
+// What is lent stays with the server, in whose name a group has its timeslice; that it is switched in the middle of kernels each member's
+// guard sees to, too. It is charged to the server, and to each member that has a handle on it: it lives as long as any, also where the
+// server has ended or made another.
 
 // borrowPrice is what a second handle takes of the time of slow calls: the ledger is read, and another guard makes two calls.
 const borrowPrice = 2 * time.Millisecond
@@ -98,7 +99,7 @@ func (g *Guard) planBorrowed(c *trappedCall, dst uint32, gpu int, lent api.Lent,
 		if o.group, o.charge = g.acquireBorrowed(c, from); o.group != nil {
 			had = true
 		} else {
-			o.group = &channelGroup{graphics: true, context: true, preempts: true, shared: true, lender: from}
+			o.group = &channelGroup{graphics: true, context: true, shared: true, lender: from}
 		}
 	} else {
 		o.kind, o.length, o.page = rm.ClassVidmem, lent.Length, lent.Page
@@ -276,8 +277,8 @@ type lendable struct {
 	answer api.Lent
 }
 
-// lendable tells what there is to know of an object that others may have a handle on: a channel group with a context, or device memory. The
-// server has opened either to its user, or to all.
+// lendable tells what there is to know of an object that others may have a handle on: a channel group with a context, which the server has
+// opened to its user, as all that its client has; or device memory, which it has opened to all, as nothing else of it.
 func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -291,7 +292,7 @@ func (a *account) lendable(c *client, handle uint32) (l lendable, err error) {
 	switch {
 	case l.gpu == noGPU || isMemory && o.charge.gpu != l.gpu:
 		return l, errors.New("it is on no GPU")
-	case (p.all|p.user)&accessDup == 0:
+	case p.all&accessDup == 0 && (o.group == nil || p.user&accessDup == 0):
 		return l, errors.New("the server has not opened it")
 	case o.group != nil && o.group.graphics && o.group.context && o.group.preempts && !o.group.legacy:
 		group := *o

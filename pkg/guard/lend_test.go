@@ -40,6 +40,7 @@ func newDomain(t *testing.T, domain string) *domainRig {
 	r.server.do("inherit", r.number, shareTypeToken, accessDup, 0, 0)
 	r.group, r.work = r.context()
 	r.mem = r.server.do("alloc", r.number, 2*mib)[0]
+	r.server.do("policy", r.number, r.mem, shareTypeAll, accessDup, 0, 0)
 	return r
 }
 
@@ -308,6 +309,7 @@ func TestDomainApart(t *testing.T) {
 	c.refused("NV_ERR_INVALID_CLIENT", "dupof", own, r.client, r.work)   // what is on a channel
 	c.refused("NV_ERR_INVALID_CLIENT", "dupof", own, r.client, 0x123456) // what is not there
 	c.refused("NV_ERR_INVALID_CLIENT", "dupof", own, r.client, r.client)
+	c.refused("NV_ERR_INVALID_CLIENT", "dupof", own, r.client, r.server.do("alloc", r.number, 2*mib)[0]) // what its clients do not need
 	r.server.do("policy", r.number, r.mem, shareTypePID, accessDup, 0, 0)
 	c.refused("NV_ERR_INVALID_CLIENT", "dupof", own, r.client, r.mem) // what it has opened to nobody
 	copies := r.server.do("contextin", r.number, 0, rm.ChannelEngineTypeCopy0)[0]

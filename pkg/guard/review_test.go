@@ -4,10 +4,12 @@ package guard
 
 import (
 	"fmt"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -143,5 +145,36 @@ func TestReviewOrphanOfDead(t *testing.T) {
 		if len(x.groups) > 0 && !x.ending {
 			t.Error("who has the lost group computes unscheduled")
 		}
+	}
+}
+
+// TestReviewLongLoans: a member with many groups and processes gets an answer, or its contexts would be ended without a reason.
+func TestReviewLongLoans(t *testing.T) {
+	r := newDomain(t, "team")
+	l := api.Loans{Domain: "team", Groups: make([]int, 2000)}
+	for i := range l.Groups {
+		l.Groups[i] = 1<<40 + i
+	}
+	if lost, err := api.Renew(ledger.Record{Control: filepath.Join(r.nodes, "s.ctl")}, l); err != nil || len(lost) != len(l.Groups) {
+		t.Errorf("%d of %d, %v", len(lost), len(l.Groups), err)
+	}
+}
+
+// TestReviewLateSchedule: a handle that becomes one of the domain's group after a call of it was looked at lets nobody else's channels run.
+func TestReviewLateSchedule(t *testing.T) {
+	r := newDomain(t, "team")
+	m, _, _, group, _ := r.joined()
+	m.guard.account.mu.Lock()
+	var client uint32
+	for h, c := range m.guard.account.clients {
+		if c.objects[uint32(group)] != nil {
+			client = h
+		}
+	}
+	m.guard.account.mu.Unlock()
+	p := m.guard.planSchedule(&newFakeCall(t, m.guard, "/dev/null").trappedCall, client, uint32(group), true, func() {})
+	p.done()
+	if p.ask {
+		t.Error("GPFIFO_SCHEDULE of the domain's group")
 	}
 }

@@ -3,7 +3,6 @@
 package guard
 
 import (
-	"bufio"
 	"encoding/json"
 	"net"
 	"os"
@@ -46,9 +45,8 @@ func (g *Guard) Status() api.Status {
 func (g *Guard) serveControl(l *net.UnixListener) {
 	acceptAll(&g.doors.control, l.AcceptUnix, g.acceptFails, func(conn *net.UnixConn) {
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-		line, err := bufio.NewReaderSize(conn, 4096).ReadSlice('\n')
 		var req api.Request
-		if err != nil || json.Unmarshal(line, &req) != nil {
+		if api.Receive(conn, &req) != nil {
 			return
 		}
 		switch req.Op {

@@ -149,7 +149,7 @@ func makeCgroups(pid int, dirs []string, hidden []device.Node) error {
 	return nil
 }
 
-// boundMemory bounds the host's memory of a run in cgroup v2, if the folder that its is in is ours or lets it.
+// boundMemory bounds the host's memory of a run in cgroup v2, of which none is swapped, if the folder that its is in is ours or lets it.
 func boundMemory(dirs []string, most quota.Bytes) error {
 	if most == 0 || !cgroups.IsCgroup2UnifiedMode() {
 		return nil
@@ -157,8 +157,16 @@ func boundMemory(dirs []string, most quota.Bytes) error {
 	for _, dir := range dirs {
 		// Where this is refused the file is not there.
 		_ = cgroups.WriteFile(filepath.Dir(dir), "cgroup.subtree_control", "+memory")
-		err := cgroups.WriteFile(dir, "memory.max", strconv.FormatUint(uint64(most), 10))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := boundFolder(dir, most); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func boundFolder(dir string, most quota.Bytes) error {
+	for file, value := range map[string]string{"memory.max": strconv.FormatUint(uint64(most), 10), "memory.swap.max": "0"} {
+		if err := cgroups.WriteFile(dir, file, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -62,10 +62,16 @@ func ownFolders(p spec.Plan) []string {
 	return names
 }
 
+// stageName is a folder of the run directory, in which what a run is to see is put together in mounts of its own.
+const stageName = "dev"
+
+// plainNodes are what any program may need of /dev.
+var plainNodes = []string{"null", "zero", "full", "random", "urandom"}
+
 // mountDev gives this mount namespace a /dev of its own: the host's, but of NVIDIA's nodes those of the run and no others.
 // It is a file system of its own also because the guard tells by that which files were opened by the run.
 func mountDev(p spec.Plan, runDir string) error {
-	stage := filepath.Join(runDir, "dev")
+	stage := filepath.Join(runDir, stageName)
 	if err := os.MkdirAll(stage, 0o700); err != nil {
 		return err
 	}
@@ -78,6 +84,9 @@ func mountDev(p spec.Plan, runDir string) error {
 	}
 	own := ownFolders(p)
 	for _, e := range entries {
+		if p.DomainServer && !slices.Contains(plainNodes, e.Name()) {
+			continue
+		}
 		info, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) { // unplugged
 			continue
@@ -196,14 +205,6 @@ func bind(from, to string, flags uintptr) error {
 	return unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|flags, "")
 }
 
-// pipesFlags are for the folder of a domain's MPS server, which only that writes to.
-func pipesFlags(p spec.Plan) uintptr {
-	if p.DomainServer {
-		return unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	}
-	return unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-}
-
 // mountLimiter puts the preload library, the vGPU page and the pipes of its domain where containers have them. That is the host's run
 // directory: its ledger and sockets are out of the run's sight, as they are out of a container's.
 func mountLimiter(p spec.Plan) error {
@@ -216,9 +217,9 @@ func mountLimiter(p spec.Plan) error {
 		from, to string
 		flags    uintptr
 	}{
-		{p.Page, page.Path, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC},
+		{p.Page, page.Path, unix.MS_RDONLY | inert},
 		{p.Limiter, spec.LimiterPath, unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV},
-		{p.Pipes(), page.PipesPath, pipesFlags(p)},
+		{p.Pipes(), page.PipesPath, unix.MS_RDONLY | inert},
 	}
 	for i, f := range files {
 		if f.from == "" {
@@ -232,8 +233,8 @@ func mountLimiter(p spec.Plan) error {
 		files[i].from = "/proc/self/fd/" + strconv.Itoa(fd)
 	}
 	const flags = unix.MS_NOSUID | unix.MS_NODEV
-	if err := unix.Mount("cgpu", dir, "tmpfs", flags, "mode=755,size=64k"); err != nil {
-		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	if err := mountTmpfs(dir, flags, "mode=755,size=64k"); err != nil {
+		return err
 	}
 	for _, f := range files {
 		if f.from == "" {
@@ -252,17 +253,18 @@ func mountLimiter(p spec.Plan) error {
 }
 
 // mountDaemon gives the daemon of a domain a folder for its sockets and its logs, which members can make grow: it is bounded, and goes with
-// the server.
+// the server. Its guard, who is root without a privilege, reads the file there.
 func mountDaemon(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
 		return err
 	}
-	options := fmt.Sprintf("mode=700,size=1m,uid=%d,gid=%d", st.Uid, st.Gid)
-	if err := unix.Mount("cgpu", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, options); err != nil {
-		return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+	options := fmt.Sprintf("mode=711,size=1m,nr_inodes=64,uid=%d,gid=%d", st.Uid, st.Gid)
+	if err := mountTmpfs(dir, inert, options); err != nil {
+		return err
 	}
-	return nil
+	ended := filepath.Join(dir, page.Ended)
+	return errors.Join(os.WriteFile(ended, nil, 0o644), os.Chown(ended, int(st.Uid), int(st.Gid)))
 }
 
 // keepDeviceNodes tells the driver's libraries not to make nodes, as cgpu-hook does in a container: as root they would make

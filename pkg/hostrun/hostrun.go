@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -33,10 +34,14 @@ type Run struct {
 	Cgroups []string // of Cgroups; the guard removes them
 	// HostMemory bounds the host's memory that it takes, where the machine has cgroup v2; 0: it is not bounded.
 	HostMemory quota.Bytes
-	User       User
-	Args       []string
-	Env        []string // the caller's
-	Caller     Inherited
+	// Input makes its standard input, by root and when all is reserved for it; nil: it has the caller's.
+	Input func() (fd int, err error)
+	// Root is what it sees of the host's files, and with one of its own it has no network.
+	Root   Root
+	User   User
+	Args   []string
+	Env    []string // the caller's
+	Caller Inherited
 }
 
 // CommandError says that everything was ready but the command.
@@ -82,10 +87,13 @@ func Exec(r Run) error {
 	}{
 		{"cgroup", func() error { return makeCgroups(os.Getpid(), r.Cgroups, forbidden(r.Plan)) }},
 		{"memory bound", func() error { return boundMemory(r.Cgroups, r.HostMemory) }},
-		{"mount namespace", newNamespace},
+		{"standard input", r.input},
+		{"namespaces", func() error { return newNamespaces(r.Root.namespaces()) }},
 		{"/dev", func() error { return mountDev(r.Plan, r.RunDir) }},
 		{"driver parameters", func() error { return keepDeviceNodes("/dev", "/proc/driver/nvidia/params") }},
+		{"root", func() error { return r.Root.build(filepath.Join(r.RunDir, stageName)) }},
 		{"limiter", func() error { return mountLimiter(r.Plan) }},
+		{"root", r.Root.enter},
 		{"caller", r.Caller.GiveBack}, // what was raised only root may raise again
 		{"user", func() error { return become(r.User) }},
 		{"working folder", func() error { return returnTo(dir) }},
@@ -102,6 +110,18 @@ func Exec(r Run) error {
 	}
 	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan))
 	return &CommandError{path, err}
+}
+
+func (r Run) input() error {
+	if r.Input == nil {
+		return nil
+	}
+	fd, err := r.Input()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Dup3(fd, 0, 0)
 }
 
 // find looks for the command as the user does, in the PATH of env, after all else that might hide it or forbid it.
@@ -123,9 +143,9 @@ func find(name string, env []string) (string, error) {
 	return path, nil
 }
 
-// newNamespace gives this thread mounts of its own. What the host mounts later, an automounted home say, still shows up.
-func newNamespace() error {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+// newNamespaces gives this thread mounts of its own, and more. What the host mounts later, an automounted home say, still shows up.
+func newNamespaces(flags int) error {
+	if err := unix.Unshare(flags); err != nil {
 		return fmt.Errorf("%w: it takes CAP_SYS_ADMIN", err)
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {

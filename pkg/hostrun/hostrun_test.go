@@ -16,9 +16,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 	"github.com/opencgpu/cgpu/pkg/testenv"
 )
@@ -262,6 +264,28 @@ func TestSweepCgroups(t *testing.T) {
 	}
 }
 
+// TestBoundFolder: what is bounded is not swapped instead; a file that the kernel does not have is left out.
+func TestBoundFolder(t *testing.T) {
+	cgroups.TestMode = true // takes other files than the kernel's
+	t.Cleanup(func() { cgroups.TestMode = false })
+	dir := t.TempDir()
+	for _, swap := range []bool{false, true} {
+		if swap {
+			if err := os.WriteFile(dir+"/memory.swap.max", []byte("max"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(os.WriteFile(dir+"/memory.max", []byte("max"), 0o600), boundFolder(dir, quota.MiB)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	memory, err1 := os.ReadFile(dir + "/memory.max")
+	swap, err2 := os.ReadFile(dir + "/memory.swap.max")
+	if err := errors.Join(err1, err2); err != nil || !strings.HasPrefix(string(memory), "1048576") || !strings.HasPrefix(string(swap), "0") {
+		t.Errorf("memory %s, swap %s, %v", memory, swap, err)
+	}
+}
+
 func TestLeadsPast(t *testing.T) {
 	nodes := []device.Node{{Major: 195}, {Major: 510, Minor: 1}, {Major: 1, Minor: 3, Bind: true}}
 	for _, test := range []struct {
@@ -293,7 +317,7 @@ func TestKeepDeviceNodes(t *testing.T) {
 	go func() {
 		runtime.LockOSThread() // and no unlock: the thread ends with its mounts
 		done <- func() error {
-			if err := newNamespace(); err != nil {
+			if err := newNamespaces(unix.CLONE_NEWNS); err != nil {
 				return err
 			}
 			if err := keepDeviceNodes(dir, params); err != nil {

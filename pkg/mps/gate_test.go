@@ -59,7 +59,7 @@ func open(t *testing.T, user int) *opened {
 
 func serve(t *testing.T, path string, with func(*net.UnixListener)) {
 	t.Helper()
-	l, err := listen(path)
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
 	if err != nil {
 		t.Fatal(err)
 	}

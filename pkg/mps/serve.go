@@ -33,23 +33,25 @@ const forAll = "-multiuser-server"
 
 // Server is a domain's control daemon with a gate before it. It needs no privilege.
 type Server struct {
-	Members string   // the folder whose folders (page.Part) members get; the gate's sockets are all that is in these
-	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
-	Command []string // the daemon, in the foreground
+	Sockets []*os.File // the gate's, of Receive; who made them has bound them
+	Own     string     // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
+	Command []string   // the daemon, in the foreground
+	Confine []string   // the program that becomes the daemon by Confine, and its arguments before Command
 
 	patience, look time.Duration // 0: those below
 }
 
 // Run starts the daemon and serves its members until it ends, or ctx does; then it is told to quit. It returns how the daemon ended.
 func (s Server) Run(ctx context.Context) error {
-	if err := s.clear(); err != nil {
-		return err
+	if _, err := exec.LookPath(s.Command[0]); err != nil {
+		return fmt.Errorf("%w; it comes with the driver, in some distributions in a package of its own", err)
 	}
 	said, err := newLog(filepath.Join(s.Own, "daemon.log"), maxLog, os.Stderr)
 	if err != nil {
 		return err
 	}
-	daemon := exec.Command(s.Command[0], s.Command[1:]...)
+	command := slices.Concat(s.Confine, s.Command)
+	daemon := exec.Command(command[0], command[1:]...)
 	daemon.Env = daemonEnvironment(os.Environ(), s.Own)
 	daemon.Stdout, daemon.Stderr = said, said
 	daemon.WaitDelay = time.Second // its server has the pipe too
@@ -118,23 +120,6 @@ func Bound() error {
 	)
 }
 
-// clear makes the daemon's folder, or empties what an earlier one has left.
-func (s Server) clear() error {
-	if err := os.MkdirAll(s.Own, 0o700); err != nil {
-		return err
-	}
-	left, err := os.ReadDir(s.Own)
-	if err != nil {
-		return err
-	}
-	for _, e := range left {
-		if err := os.RemoveAll(filepath.Join(s.Own, e.Name())); err != nil {
-			return err
-		}
-	}
-	return os.Chmod(s.Own, 0o700)
-}
-
 // start starts the daemon. The kernel gives the files of a process that is not dumpable (pkg/nodump) to root: meanwhile this one is, so
 // that it can write the child's map of users.
 func start(daemon *exec.Cmd) error {
@@ -142,10 +127,7 @@ func start(daemon *exec.Cmd) error {
 		return err
 	}
 	err := daemon.Start()
-	switch {
-	case errors.Is(err, os.ErrNotExist) || errors.Is(err, exec.ErrNotFound):
-		err = fmt.Errorf("%w; it comes with the driver, in some distributions in a package of its own", err)
-	case err != nil && daemon.SysProcAttr.Cloneflags != 0:
+	if err != nil && daemon.SysProcAttr.Cloneflags != 0 {
 		err = fmt.Errorf("%s: %w; it needs a user namespace (sysctl user.max_user_namespaces)", daemon.Path, err)
 	}
 	return errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
@@ -162,8 +144,7 @@ func (s Server) user() int {
 func (s Server) attributes() *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if s.user() == AnyUser {
-		// Client and server need no namespace in common: whoever takes the server over has the less.
-		a.Cloneflags = syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+		a.Cloneflags = syscall.CLONE_NEWUSER
 		a.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		a.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
@@ -196,24 +177,6 @@ func waitFor(socket string, ended <-chan error) error {
 	return fmt.Errorf("has no socket %s after %v", SocketName, startTime)
 }
 
-// listen makes the gate's socket in place of what a killed one left, which members may have open: there is one at each moment. Anyone
-// may connect who reaches the folder.
-func listen(path string) (*net.UnixListener, error) {
-	made := path + ".new"
-	if err := os.RemoveAll(made); err != nil {
-		return nil, err
-	}
-	l, err := net.ListenUnix(network, &net.UnixAddr{Name: made, Net: network})
-	if err != nil {
-		return nil, err
-	}
-	l.SetUnlinkOnClose(false)
-	if err := errors.Join(os.Chmod(made, 0o666), os.Rename(made, path)); err != nil {
-		return nil, errors.Join(err, l.Close(), os.Remove(made))
-	}
-	return l, nil
-}
-
 // refused tells of callers that were turned away, one a second at most.
 func refused(log io.Writer) func(error) {
 	tell := make(chan error, 1)
@@ -244,23 +207,61 @@ func (s Server) quit(d *control, daemon *exec.Cmd, ended <-chan error) error {
 	return <-ended
 }
 
-// open makes the gate's sockets, in folders named 1 to 100 below the members': for those that have so many percent of the multiprocessors,
-// and see nothing but that folder. The folders are there, and root's is the one above: root mounts them, whatever this process becomes.
+// open serves the gate's sockets, as many as there are percent of the multiprocessors: who comes by the Nth has N percent of them.
 func (s Server) open(g *Gate) (stop func(), err error) {
-	var made []func()
+	var made []*net.UnixListener
 	stop = func() {
-		for _, f := range made {
-			f()
+		for _, l := range made {
+			_ = l.Close()
 		}
 	}
-	for percent := 1; percent <= page.AllParts; percent++ {
-		path := filepath.Join(page.Part(s.Members, percent), SocketName)
-		l, err := listen(path)
+	for i, file := range s.Sockets {
+		l, err := listen(file)
 		if err != nil {
 			return stop, err
 		}
-		made = append(made, func() { _ = errors.Join(l.Close(), os.Remove(path)) })
-		go func() { _ = g.Serve(l, percent) }()
+		made = append(made, l)
+		go func() { _ = g.Serve(l, i+1) }()
 	}
 	return stop, nil
+}
+
+// listen listens on a socket that has its name. Members learn whose it is by that: this process'.
+func listen(file *os.File) (*net.UnixListener, error) {
+	defer file.Close()
+	if err := unix.Listen(int(file.Fd()), unix.SOMAXCONN); err != nil {
+		return nil, os.NewSyscallError("listen", err)
+	}
+	l, err := net.FileListener(file)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil // nothing else is a socket of that family
+}
+
+// Receive takes the gate's sockets from the socket that is a descriptor.
+func Receive(fd int) ([]*os.File, error) {
+	oob := make([]byte, unix.CmsgSpace(page.AllParts*4))
+	_, n, _, _, err := unix.Recvmsg(fd, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("recvmsg", err)
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil {
+		return nil, err
+	}
+	var files []*os.File
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return nil, err
+		}
+		for _, x := range fds {
+			files = append(files, os.NewFile(uintptr(x), "socket"))
+		}
+	}
+	if len(files) != page.AllParts {
+		return nil, fmt.Errorf("got %d sockets, want %d", len(files), page.AllParts)
+	}
+	return files, nil
 }

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/mps/mpstest"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
@@ -27,10 +29,16 @@ const (
 	asDaemon = "CGPU_TEST_MPS"
 	asStuck  = "CGPU_TEST_MPS_STUCK" // one whose server does not answer
 	asFault  = "CGPU_TEST_MPS_FAULT" // one whose server takes no more clients
+
+	asConfined = "confined" // an argument: what follows is to be confined
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asDaemon) == "" {
+	switch {
+	case len(os.Args) > 2 && os.Args[1] == asConfined:
+		fmt.Fprintln(os.Stderr, Confine(os.Args[2:]))
+		os.Exit(4)
+	case os.Getenv(asDaemon) == "":
 		os.Exit(m.Run())
 	}
 	d := &mpstest.Daemon{Server: tellPercent, Stuck: os.Getenv(asStuck) != "", Fault: os.Getenv(asFault) != ""}
@@ -63,34 +71,22 @@ func started(t *testing.T, command ...string) *running {
 	t.Setenv(asDaemon, "1")
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each command, with the race detector
 	dir := t.TempDir()
-	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, patience: time.Minute}
+	s := Server{Own: filepath.Join(dir, "daemon"), Command: command, Confine: []string{os.Args[0], asConfined}, patience: time.Minute}
 	if os.Getenv(asStuck)+os.Getenv(asFault) != "" {
 		s.patience, s.look = time.Second, 100*time.Millisecond
 	}
-	if err := errors.Join(os.Mkdir(s.Members, 0o755), os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755)); err != nil {
+	if err := os.Mkdir(s.Own, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for percent := 1; percent <= page.AllParts; percent++ {
-		if err := os.Mkdir(page.Part(s.Members, percent), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all := page.Part(s.Members, 0)
-	for _, stale := range []string{filepath.Join(all, SocketName), filepath.Join(all, SocketName+".new")} {
-		l, err := net.ListenUnix(network, &net.UnixAddr{Name: stale, Net: network}) // of one that was killed
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.SetUnlinkOnClose(false)
-		_ = l.Close()
-	}
+	members := filepath.Join(dir, "members")
+	s.Sockets = socketsBelow(t, members)
+	all := page.Part(members, 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	r := &running{socket: filepath.Join(all, SocketName), cancel: cancel, ended: make(chan error, 1)}
 	go func() { r.ended <- s.Run(ctx) }()
 	for range 1000 {
-		if c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: r.socket, Net: network}); err == nil {
-			_ = c.Close()
+		if answers(r.socket) {
 			return r
 		}
 		select {
@@ -102,6 +98,47 @@ func started(t *testing.T, command ...string) *running {
 	}
 	t.Fatal("no socket")
 	return nil
+}
+
+// socketsBelow are sockets below a folder, which have come through another one.
+func socketsBelow(t *testing.T, members string) []*os.File {
+	t.Helper()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ends[1])
+	var fds []int
+	for percent := 1; percent <= page.AllParts; percent++ {
+		dir := page.Part(members, percent)
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		err = errors.Join(err, os.MkdirAll(dir, 0o755), unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, SocketName)}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		fds = append(fds, fd)
+	}
+	if err := errors.Join(unix.Sendmsg(ends[0], []byte{0}, unix.UnixRights(fds...), nil, 0), unix.Close(ends[0])); err != nil {
+		t.Fatal(err)
+	}
+	files, err := Receive(ends[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Receive(ends[1]); err == nil {
+		t.Error("sockets out of nothing")
+	}
+	return files
+}
+
+// answers reports that somebody listens.
+func answers(socket string) bool {
+	c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: socket, Net: network})
+	if err == nil {
+		_ = c.Close()
+	}
+	return err == nil
 }
 
 // ownOf is the daemon's folder, by the gate's socket.
@@ -126,11 +163,10 @@ func TestServer(t *testing.T) {
 	if err := r.stop(); err != nil {
 		t.Errorf("the daemon ended by %v: want quit", err)
 	}
-	if left, err := filepath.Glob(filepath.Join(membersOf(r.socket), "*", SocketName)); err != nil || len(left) != 0 {
-		t.Errorf("left in the members' folders: %v, %v", left, err)
-	}
-	if _, err := os.Stat(r.socket); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("left in the members' folder: %v", err)
+	for percent := 1; percent <= page.AllParts; percent++ {
+		if answers(filepath.Join(page.Part(membersOf(r.socket), percent), SocketName)) {
+			t.Errorf("the socket of part %d answers", percent)
+		}
 	}
 	log, err := os.ReadFile(filepath.Join(ownOf(r.socket), "daemon.log"))
 	if err != nil || !strings.Contains(string(log), `refused process`) {
@@ -240,7 +276,7 @@ func TestDaemonEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 500 {
-		if _, err := os.Stat(r.socket); errors.Is(err, os.ErrNotExist) {
+		if !answers(r.socket) {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -247,7 +247,7 @@ func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "m
 const (
 	Members   = "members"
 	Daemon    = "daemon"
-	Ended     = "ended" // a file: why the last server ended, in its own words
+	Ended     = "ended" // a file of the daemon's: why the server ended, in its own words
 	PipesPath = "/run/cgpu/mps"
 )
 

@@ -24,9 +24,9 @@ func domainNode(t *testing.T, env ...string) {
 	t.Helper()
 	noTrace(t)
 	withConfig(t, `domains = [{name = "team", weight = 3}]`)
-	p := userProgram(t, "cgpu-probe")
-	control := filepath.Join(lab.Bin, "nvidia-cuda-mps-control")
-	if err := os.WriteFile(control, []byte("#!/bin/sh\nexec env "+strings.Join(env, " ")+" "+p+" mps-control \"$@\"\n"), 0o755); err != nil {
+	control := filepath.Join(lab.Bin, "nvidia-cuda-mps-control") // the server sees the folder that this is in, and programs of the host's
+	script := "#!/bin/sh\nexec env " + strings.Join(env, " ") + ` "${0%/*}/cgpu-probe" mps-control "$@"` + "\n"
+	if err := os.WriteFile(control, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(control) })
@@ -105,6 +105,14 @@ func TestDomain(t *testing.T) {
 			t.Errorf("the server's %s: %s, %v", name, text, err)
 		}
 	}
+	if got := filesIn(fmt.Sprintf("/proc/%d/root/run", server.InitPID)); got != "cgpu" {
+		t.Errorf("the server sees in the host's /run: %s", got)
+	}
+	daemon := lab.Run(nil, "pgrep", "-P", strconv.Itoa(server.InitPID)).Stdout
+	status, err := os.ReadFile("/proc/" + strings.TrimSpace(daemon) + "/status")
+	if err != nil || !regexp.MustCompile(`CapEff:\t0+\nCapBnd:\t0+\n`).Match(status) {
+		t.Errorf("NVIDIA's daemon %q: %s, %v: want no capability", daemon, status, err)
+	}
 	// Its own memory and the server's two pieces, at least; nobody gets more than his limit.
 	for _, s := range []*started{all, part} {
 		if used := quota.Bytes(s.has(t, "used_kib")) * quota.KiB; used < 104*quota.MiB {
@@ -129,6 +137,19 @@ func TestDomain(t *testing.T) {
 			t.Errorf("a member's server has ended meanwhile: %s", s.out)
 		}
 	}
+}
+
+// filesIn are the names in a folder.
+func filesIn(dir string) string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err.Error()
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return strings.Join(names, " ")
 }
 
 // TestDomainServerKilled: its members' contexts end with the server, and the next member finds another.

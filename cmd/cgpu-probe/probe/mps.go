@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -37,7 +36,6 @@ type mpsServer struct {
 
 // cmdMPSControl stands for nvidia-cuda-mps-control, and for the server that that starts, which is in FAULT where MPS_FAULT is set.
 func cmdMPSControl(args []string) error {
-	args = slices.DeleteFunc(args, func(a string) bool { return a == "-multiuser-server" })
 	var s mpsServer
 	return mpstest.Program(args, &mpstest.Daemon{Server: s.serve, Fault: os.Getenv("MPS_FAULT") != ""})
 }

@@ -20,8 +20,8 @@ import (
 const firstUser = 2_089_800_000
 
 // folder makes the domain's folder of pipes, unless it is there: members that live have what is in it mounted, whatever becomes of the
-// server. It is root's, so that nothing in it is put in another's place; what is in it is the server's user's, to whom no other folder's
-// belongs, and no process. Folders of domains that nobody names are removed.
+// server. It is root's, but for the folder of the daemon, over which the server has a file system of its own: that says the server's user,
+// to whom no other's belongs, and no process. Folders of domains that nobody names are removed.
 func (d Domain) folder() (user int, err error) {
 	root := root(d.RunDir)
 	path := page.Pipes(d.RunDir, d.UUID, d.Name)
@@ -85,14 +85,13 @@ func isNamed(records []ledger.Record, name, uuid string) bool {
 // ownerOf is whose a folder is; false: it is not whole.
 func ownerOf(dir string) (int, bool) {
 	var st unix.Stat_t
-	if err := unix.Lstat(page.Part(filepath.Join(dir, page.Members), 0), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+	if err := unix.Lstat(filepath.Join(dir, page.Daemon), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return 0, false
 	}
 	return int(st.Uid), true
 }
 
-// makeFolder makes one at once, whole: with the members' folders, and the daemon's own. Only what is in these is the server's to make: root
-// mounts them, and must find what it made itself.
+// makeFolder makes one at once, whole: with the members' folders, and the daemon's own.
 func makeFolder(path string, user int) error {
 	made := filepath.Join(filepath.Dir(path), ".new") // no domain's name
 	if err := os.RemoveAll(made); err != nil {
@@ -106,7 +105,7 @@ func makeFolder(path string, user int) error {
 	members := filepath.Join(made, page.Members)
 	list := []folder{{made, 0o711, 0}, {members, 0o755, 0}, {filepath.Join(made, page.Daemon), 0o700, user}}
 	for percent := 1; percent <= page.AllParts; percent++ {
-		list = append(list, folder{page.Part(members, percent), 0o755, user})
+		list = append(list, folder{page.Part(members, percent), 0o755, 0})
 	}
 	for _, dir := range list {
 		if err := os.Mkdir(dir.path, dir.mode); err != nil {
@@ -115,10 +114,6 @@ func makeFolder(path string, user int) error {
 		if err := errors.Join(os.Chmod(dir.path, dir.mode), os.Chown(dir.path, dir.user, dir.user)); err != nil { // whatever the umask
 			return err
 		}
-	}
-	ended := filepath.Join(made, page.Ended) // guards read it, who are root without a privilege
-	if err := errors.Join(os.WriteFile(ended, nil, 0o644), os.Chown(ended, user, user)); err != nil {
-		return err
 	}
 	return os.Rename(made, path)
 }

@@ -34,10 +34,11 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// Commands of cgpu's: the first becomes the second in a run of its own.
+// Commands of cgpu's: the first becomes the second in a run of its own, which starts the third.
 const (
-	RunName   = "domain-run"
-	ServeName = "mps-serve"
+	RunName    = "domain-run"
+	ServeName  = "mps-serve"
+	DaemonName = "mps-daemon"
 )
 
 // ExitTwice is the exit status of the first where the domain has a server.
@@ -214,9 +215,11 @@ func (d Domain) Become(inherited hostrun.Inherited) error {
 	return runner.Become(runner.Command{Quota: q, Name: d.label(table), Paused: kept.Paused, Guard: []string{self, runner.GuardName},
 		Refused: func(err error) error { return err },
 		Run: hostrun.Run{RunDir: d.RunDir, HostMemory: hostMemory, Caller: inherited,
-			User: hostrun.User{UID: user, GID: user, Groups: []int{user}},
-			Args: []string{serve, ServeName, "--members", filepath.Join(page.PipesPath, page.Members), "--", control, "-f", "-multiuser-server"},
-			Env:  environment(table, control)}})
+			Root:  hostrun.Root{Folders: folders(table, control)},
+			Input: func() (int, error) { return sockets(page.Pipes(d.RunDir, d.UUID, d.Name)) },
+			User:  hostrun.User{UID: user, GID: user, Groups: []int{user}},
+			Args:  []string{serve, ServeName, "--", control, "-f", "-multiuser-server"},
+			Env:   environment(table, control)}})
 }
 
 // label is what people call the server: each GPU has another.
@@ -274,10 +277,32 @@ func ControlProgram(table *device.Table) (string, error) {
 // environment lets the programs find each other and the driver's library.
 func environment(table *device.Table, control string) []string {
 	env := []string{"PATH=" + filepath.Dir(control) + ":" + strings.Join(launch.Folders, ":")}
-	for _, m := range table.Mounts {
-		if strings.HasPrefix(filepath.Base(m.Host), "libcuda.so.") {
-			return append(env, "LD_LIBRARY_PATH="+filepath.Dir(m.Host))
-		}
+	if lib := libcuda(table); lib != "" {
+		env = append(env, "LD_LIBRARY_PATH="+filepath.Dir(lib))
 	}
 	return env
+}
+
+// libcuda is the driver's library on the host; empty: the node does not tell.
+func libcuda(table *device.Table) string {
+	for _, m := range table.Mounts {
+		if strings.HasPrefix(filepath.Base(m.Host), "libcuda.so.") {
+			return m.Host
+		}
+	}
+	return ""
+}
+
+// folders are what NVIDIA's programs need to see, wherever the driver is installed.
+func folders(table *device.Table, control string) (list []string) {
+	for _, file := range []string{control, libcuda(table)} {
+		if file == "" {
+			continue
+		}
+		list = append(list, filepath.Dir(file))
+		if real, err := filepath.EvalSymlinks(file); err == nil {
+			list = append(list, filepath.Dir(real))
+		}
+	}
+	return list
 }

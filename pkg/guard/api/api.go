@@ -194,7 +194,7 @@ func Borrow(server ledger.Record, l Loan, f func(Lent)) error {
 	}
 	defer conn.Close()
 	var answer Lent
-	if err := receive(conn, &answer); err != nil {
+	if err := Receive(conn, &answer); err != nil {
 		return err
 	}
 	if answer.Error != "" {
@@ -223,7 +223,7 @@ func ask(r ledger.Record, q Request, within time.Duration, answer any) error {
 		return err
 	}
 	defer conn.Close()
-	return receive(conn, answer)
+	return Receive(conn, answer)
 }
 
 func send(r ledger.Record, q Request, within time.Duration) (net.Conn, error) {
@@ -243,7 +243,8 @@ func send(r ledger.Record, q Request, within time.Duration) (net.Conn, error) {
 	return conn, nil
 }
 
-func receive(conn net.Conn, answer any) error {
+// Receive reads a line of another program of ours.
+func Receive(conn net.Conn, answer any) error {
 	// Many processes make a long line; a line without an end is none of a guard's.
 	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
 	if err != nil {

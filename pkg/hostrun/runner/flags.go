@@ -99,5 +99,8 @@ func Name(asked string, command []string) (string, error) {
 	if len(given) > name.MaxLength {
 		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(given), name.MaxLength)
 	}
+	if throughSudo() && strings.HasPrefix(given, "mps-") { // who ends or sets a domain's server names it so
+		return "", fmt.Errorf("run: --name %q: names that begin with mps- are those of trust domains' servers: give another by --name", given)
+	}
 	return given, nil
 }

@@ -63,3 +63,19 @@ func TestFlags(t *testing.T) {
 		}
 	}
 }
+
+// TestNameOfServer: a user who comes through sudo has no run that an administrator takes for a domain's server.
+func TestNameOfServer(t *testing.T) {
+	for _, test := range []struct {
+		sudo, asked, command string
+		want                 bool
+	}{
+		{"1000", "mps-team-0", "sleep", false}, {"1000", "", "/bin/mps-team-0", false},
+		{"1000", "my-mps-team", "sleep", true}, {"", "mps-team-0", "sleep", true},
+	} {
+		t.Setenv("SUDO_UID", test.sudo)
+		if _, err := Name(test.asked, []string{test.command}); (err == nil) != test.want {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+}

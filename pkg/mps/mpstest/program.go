@@ -31,7 +31,7 @@ func Program(args []string, d *Daemon) error {
 			fmt.Print(said)
 		}
 		return nil
-	case len(args) > 1 || args[0] != "-f":
+	case args[0] != "-f" || len(args) > 1 && args[1] != "-multiuser-server":
 		return fmt.Errorf("%q: want -f, or nothing", args)
 	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
