@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -90,6 +91,9 @@ func hang(t *testing.T) {
 	said := g.upgradeWithin(time.Second, nil, program).Error
 	if !strings.Contains(said, "is not opened and started within 1s; does its file system hang?") {
 		t.Error(said)
+	}
+	if _, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); mask != unix.FAN_OPEN_EXEC_PERM && !errors.Is(err, unix.ECHILD) {
+		t.Error("a child executes what has not been read", err)
 	}
 	runtime.GC() // stops all that goes on, once it can
 	if err := unix.Close(asked); err != nil {
