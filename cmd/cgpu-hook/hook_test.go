@@ -86,19 +86,20 @@ func TestAllocatedRefuses(t *testing.T) {
 
 func TestParseJob(t *testing.T) {
 	j, err := parseJob([]string{"--link", "a.so.1::/lib/a.so", "--lib-dir", "/lib/", "--link", "../b::/x/b", "--lib",
-		"0x303::a.so.1::/lib//a.so.1.2"})
+		"0x303::a.so.1::/lib//a.so.1.2", "--mount", "/usr/a.so.1.2::/lib//a.so.1.2"})
 	want := job{
+		binds:     []bind{{host: "/usr/a.so.1.2", path: "/lib/a.so.1.2"}},
 		links:     []device.Link{{Target: "a.so.1", Path: "/lib/a.so"}, {Target: "../b", Path: "/x/b"}},
 		libDirs:   []string{"/lib"},
 		libraries: []ldcache.Entry{{Name: "a.so.1", Path: "/lib/a.so.1.2", Flags: ldcache.X8664}},
 	}
-	if diff := cmp.Diff(want, j, cmp.AllowUnexported(job{})); err != nil || diff != "" {
+	if diff := cmp.Diff(want, j, cmp.AllowUnexported(job{}, bind{})); err != nil || diff != "" {
 		t.Errorf("%v, -want +got:\n%s", err, diff)
 	}
 	for _, bad := range [][]string{
 		{"--link", "a"}, {"--link", "a::b"}, {"--link", "::/b"}, {"--link", "a::/"}, {"--lib-dir", "x"}, {"--lib-dir", "/x\n/y"},
 		{"--lib", "/lib/a.so"}, {"--lib", "::a::/a"}, {"--lib", "0x100000000::a::/a"}, {"--lib", "3::::/a"}, {"--lib", "3::../a::/a"},
-		{"--lib", "3::a::a"}, {"--lib", "3::a"},
+		{"--lib", "3::a::a"}, {"--lib", "3::a"}, {"--mount", "/a"}, {"--mount", "a::/b"}, {"--mount", "/a::b"}, {"--mount", "/a::/"},
 	} {
 		if _, err := parseJob(bad); err == nil {
 			t.Errorf("%q was accepted", bad)

@@ -3,7 +3,7 @@
 // Command cgpu-hook runs at fixed points of a container's life, where spec.Apply put it into config.json:
 //
 //	started  (createRuntime)   notes the container's first process, in preload mode; has the driver limit its cgroup
-//	setup    (createContainer) links and ld cache for the driver's libraries, in the container's mount namespace
+//	setup    (createContainer) the driver's files, links and ld cache for its libraries, in the container's mount namespace
 //	release  (poststop)        gives the reservation back
 //
 // A hook "allocated" is how an allocation of Kubernetes travels to cgpu-runtime (package alloc), which takes it out. It runs
@@ -221,7 +221,12 @@ func setup(args []string, stdin io.Reader, stderr io.Writer) error {
 	said, failed := make([]bytes.Buffer, 3), make([]error, 3)
 	var all sync.WaitGroup
 	for i, work := range []func(stderr io.Writer) error{
-		func(stderr io.Writer) error { return makeLinks(root, job.links, stderr) },
+		func(stderr io.Writer) error {
+			if err := bindFiles(root, job.binds); err != nil {
+				return err
+			}
+			return makeLinks(root, job.links, stderr) // after them, so that none is made where a file is to be
+		},
 		func(io.Writer) error { return keepDeviceNodes(root, "/proc/driver/nvidia/params") },
 		func(stderr io.Writer) error { return forgive(stderr, updateCache(root, job, stderr)) },
 	} {

@@ -12,7 +12,7 @@ import (
 )
 
 // editHooks removes NVIDIA's hooks that would undo our work and adds ours, behind those of others.
-func editHooks(doc *Document, p Plan) error {
+func editHooks(doc *Document, p *Plan) error {
 	hooks, err := doc.within("hooks")
 	if err != nil {
 		return err
@@ -47,11 +47,14 @@ func editHooks(doc *Document, p Plan) error {
 
 // setupArgs is what cgpu-hook setup has to do in the container, all of it in its arguments: the driver may change
 // between create and start, the spec does not. Nil when there is nothing to do, since a hook costs a few milliseconds.
-func setupArgs(p Plan) []string {
-	if len(p.Links) == 0 && len(p.LibDirs) == 0 {
+func setupArgs(p *Plan) []string {
+	if len(p.hooked) == 0 && len(p.Links) == 0 && len(p.LibDirs) == 0 {
 		return nil
 	}
 	args := []string{path.Base(p.Hook), "setup"}
+	for _, m := range p.hooked {
+		args = append(args, "--mount", m.Source+"::"+m.Destination)
+	}
 	for _, l := range p.Links {
 		args = append(args, "--link", l.Target+"::"+l.Path)
 	}
