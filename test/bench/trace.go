@@ -68,7 +68,7 @@ func trace(lab *node.Node, strace, id string, env []string) ([]traceEvent, error
 		status=$?
 		"$0" --root "$1" delete --force "$3"
 		exit $status`
-	calls := "trace=execve,mount,move_mount,symlinkat,renameat"
+	calls := "trace=execve,mount,move_mount,pivot_root,symlinkat,renameat"
 	r := lab.Run(nil, strace, "-f", "-ttt", "--seccomp-bpf", "-s", "200", "-o", file, "-e", calls,
 		"sh", "-c", script, filepath.Join(lab.Bin, "cgpu-runtime"), filepath.Join(root, "state"), bundle, id)
 	if r.Code != 0 {
@@ -111,7 +111,7 @@ func readTrace(text string) (events []traceEvent) {
 
 type part struct {
 	name string
-	took float64 // ms; of "mounts" how many
+	took float64 // ms; of "calls" how many
 }
 
 // split is what lies between the events of one start.
@@ -148,12 +148,16 @@ func split(events []traceEvent) (parts []part) {
 	add("  cgpu-runtime until it is runc", create, runc)
 	add("    until the guard begins", create, guard)
 	add("  runc until its init begins", runc, inits)
-	var mounts, links []*traceEvent
+	var mounts, hooked, links []*traceEvent
 	var cache *traceEvent
 	setup := first(create, begins("cgpu-hook", `"setup"`))
+	ready := first(setup, ends(setup))
+	pivot := first(inits, func(e traceEvent) bool { return e.call == "pivot_root" })
 	for i, e := range events {
 		switch {
-		case strings.HasSuffix(e.call, "mount") && created != nil && e.at < created.at:
+		case strings.HasSuffix(e.call, "mount") && ready != nil && e.at > setup.at && e.at < ready.at:
+			hooked = append(hooked, &events[i])
+		case strings.HasSuffix(e.call, "mount") && pivot != nil && e.pid == pivot.pid && e.at < pivot.at:
 			mounts = append(mounts, &events[i])
 		case begins("cgpu-hook", "")(e): // of create, or of delete
 			add("  "+hookName(e), &events[i], first(&events[i], ends(&events[i])))
@@ -164,9 +168,13 @@ func split(events []traceEvent) (parts []part) {
 		}
 	}
 	if n := len(mounts); n > 1 {
-		add("  from the first mount to the last", mounts[0], mounts[n-1])
-		parts = append(parts, part{"  number of mounts (no ms)", float64(n)})
+		add("  runc's mounts, from the first to the last", mounts[0], mounts[n-1])
+		parts = append(parts, part{"  calls for them (no ms)", float64(n)})
 	}
+	if n := len(hooked); n > 1 {
+		add("  mounts, of cgpu-hook setup", hooked[0], hooked[n-1])
+	}
+	add("  runc from its new root to the end", pivot, created)
 	if n := len(links); n > 0 {
 		add("  links, of cgpu-hook setup", links[0], links[n-1])
 		add("  ld cache, of cgpu-hook setup", links[n-1], cache)
