@@ -16,6 +16,7 @@ import (
 
 // job is what setup has to do, as spec.Apply wrote it into the hook's arguments.
 type job struct {
+	root      string // the container's
 	binds     []bind
 	links     []device.Link
 	libDirs   []string
@@ -59,5 +60,12 @@ func parseJob(args []string) (job, error) {
 		j.libDirs = append(j.libDirs, path.Clean(v))
 		return nil
 	})
-	return j, flags.Parse(args)
+	flags.StringVar(&j.root, "root", "", "the container's root folder")
+	if err := flags.Parse(args); err != nil {
+		return j, err
+	}
+	if !path.IsAbs(j.root) {
+		return j, fmt.Errorf("setup: --root %q: want an absolute path", j.root)
+	}
+	return j, nil
 }

@@ -61,7 +61,7 @@ func run(args []string, stdin io.Reader, stderr io.Writer) error {
 	case "started":
 		return started(args[2:], stdin)
 	case "setup":
-		return setup(args[2:], stdin, stderr)
+		return setup(args[2:], stderr)
 	case "release":
 		return release(args[2:], stdin)
 	case alloc.HookCommand:
@@ -202,16 +202,12 @@ func tellLost(r ledger.Record) {
 const guardTime = 500 * time.Millisecond
 
 // setup prepares the container's file system for the driver's libraries.
-func setup(args []string, stdin io.Reader, stderr io.Writer) error {
+func setup(args []string, stderr io.Writer) error {
 	job, err := parseJob(args)
 	if err != nil {
 		return err
 	}
-	path, err := rootPath(stdin)
-	if err != nil {
-		return err
-	}
-	root, err := openRoot(path)
+	root, err := openRoot(job.root)
 	if err != nil {
 		return err
 	}
@@ -248,32 +244,4 @@ func readState(stdin io.Reader) (specs.State, error) {
 		return s, fmt.Errorf("container state: %w", err)
 	}
 	return s, nil
-}
-
-// rootPath finds the container's root folder.
-func rootPath(stdin io.Reader) (string, error) {
-	state, err := readState(stdin)
-	if err != nil {
-		return "", err
-	}
-	raw, err := os.ReadFile(filepath.Join(state.Bundle, "config.json"))
-	if err != nil {
-		return "", err
-	}
-	var config struct {
-		Root struct {
-			Path string `json:"path"`
-		} `json:"root"`
-	}
-	if err := json.Unmarshal(raw, &config); err != nil {
-		return "", fmt.Errorf("%s: %w", state.Bundle, err)
-	}
-	switch path := config.Root.Path; {
-	case path == "":
-		return "", fmt.Errorf("%s: config.json has no root.path", state.Bundle)
-	case filepath.IsAbs(path):
-		return path, nil
-	default:
-		return filepath.Join(state.Bundle, path), nil
-	}
 }

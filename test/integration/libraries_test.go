@@ -161,7 +161,8 @@ func TestHookOfAnother(t *testing.T) {
 	config["mounts"] = []object{{"destination": "/proc", "type": "bind", "source": "/proc", "options": []string{"rbind"}}}
 	config["hooks"] = object{"createContainer": []object{{
 		"path": filepath.Join(dir, "cgpu-hook"), "env": []string{"CGPU_RUN_DIR=" + filepath.Join(dir, "run")},
-		"args": []string{"cgpu-hook", "setup", "--link", "x.so.1::/drv/x.so", "--lib-dir", "/drv", "--lib", "0x303::x.so::/drv/x.so.1"},
+		"args": []string{"cgpu-hook", "setup", "--root", filepath.Join(dir, "rootfs"), "--link", "x.so.1::/drv/x.so", "--lib-dir", "/drv",
+			"--lib", "0x303::x.so::/drv/x.so.1"},
 	}}}
 	if text, err = json.Marshal(config); err == nil {
 		err = os.WriteFile(file, text, 0o644)
