@@ -156,15 +156,21 @@ func split(events []traceEvent) (parts []part) {
 	begins := func(name string) func(traceEvent) bool {
 		return func(e traceEvent) bool { return filepath.Base(e.name) == name }
 	}
-	ends := func(of *traceEvent) func(traceEvent) bool {
-		return func(e traceEvent) bool { return of != nil && e.call == "sched_process_exit" && e.pid == of.pid }
+	// end is where a process ends: the last that is said of its number, since a program that is executed by another thread ends it, too.
+	end := func(of *traceEvent) *traceEvent {
+		for i := len(events) - 1; of != nil && i >= 0; i-- {
+			if events[i].call == "sched_process_exit" && events[i].pid == of.pid {
+				return &events[i]
+			}
+		}
+		return nil
 	}
 	i := slices.IndexFunc(events, begins("cgpu-runtime"))
 	if i < 0 {
 		return nil
 	}
 	create := &events[i]
-	created := first(create, ends(create))
+	created := end(create)
 	runc := first(create, begins("runc"))
 	inits := first(runc, func(e traceEvent) bool {
 		return strings.HasPrefix(e.name, "/proc/self/") || strings.HasPrefix(e.name, "/dev/fd/")
@@ -174,7 +180,7 @@ func split(events []traceEvent) (parts []part) {
 	if setup != nil && pivot != nil && setup.at > pivot.at {
 		setup = nil // that of delete
 	}
-	ready := first(setup, ends(setup))
+	ready := end(setup)
 	var mounts, hooked []*traceEvent
 	for i, e := range events {
 		switch {
@@ -200,7 +206,7 @@ func split(events []traceEvent) (parts []part) {
 	}
 	add("  runc from its new root to the end", pivot, created)
 	start := first(created, begins("cgpu-runtime"))
-	add("start, all", start, first(start, ends(start)))
+	add("start, all", start, end(start))
 	add("  cgpu-runtime start until it is runc", start, first(start, begins("runc")))
 	add("  runc until the program begins", first(start, begins("runc")), first(start, begins("true")))
 	return parts

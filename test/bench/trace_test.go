@@ -15,6 +15,7 @@ func TestSplit(t *testing.T) {
 #           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION
            <...>-2       [000] ..... 100.001000: sched_process_exec: filename=/bin/cgpu-runtime pid=2 old_pid=2
       cgpu-guard-3       [000] ..... 100.003000: sched_process_exec: filename=/bin/cgpu-guard pid=3 old_pid=3
+    cgpu-runtime-2       [000] ..... 100.004900: sched_process_exit: comm=cgpu-runtime pid=2 prio=120 group_dead=false
             runc-2       [000] d..2. 100.005000: sched_process_exec: filename=/usr/sbin/runc pid=2 old_pid=2
              exe-4       [000] ..... 100.009000: sched_process_exec: filename=/proc/self/exe pid=4 old_pid=4
              exe-4       [000] ..... 100.009100: sys_mount(dev_name: 7fff, dir_name: 7fff, type: 0, flags: 1000, data: 0)
