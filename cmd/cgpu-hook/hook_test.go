@@ -240,8 +240,8 @@ func TestSetup(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o077)) // an engine may have it
 	for range 2 {
 		state := `{"ociVersion":"1.0.2","id":"x","bundle":"` + bundle + `"}`
-		args := []string{"cgpu-hook", "setup", "--root", filepath.Join(bundle, "rootfs"), "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv",
-			"--lib", "0x303::liba.so::/drv/liba.so.1"}
+		args := []string{"cgpu-hook", "setup", "--root", filepath.Join(bundle, "rootfs"), "--link", "liba.so.1::/drv/liba.so",
+			"--lib-dir", "/drv", "--lib", "0x303::liba.so::/drv/liba.so.1"}
 		if err := run(args, strings.NewReader(state), os.Stderr); err != nil {
 			t.Fatal(err)
 		}
@@ -299,8 +299,8 @@ func TestReadOnlyRoot(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", t.TempDir())
 	var stderr bytes.Buffer
 	state := strings.NewReader(`{"bundle":"` + bundle + `"}`)
-	if err := run([]string{"cgpu-hook", "setup", "--root", dir, "--link", "a::/lib/a.so", "--lib-dir", "/lib", "--lib", "3::a.so::/lib/a.so"}, state,
-		&stderr); err != nil {
+	if err := run([]string{"cgpu-hook", "setup", "--root", dir, "--link", "a::/lib/a.so", "--lib-dir", "/lib", "--lib", "3::a.so::/lib/a.so"},
+		state, &stderr); err != nil {
 		t.Error(err)
 	}
 	if strings.Count(stderr.String(), "cgpu-hook: the container starts without: ") != 2 {
