@@ -30,7 +30,7 @@ func parseJob(args []string) (job, error) {
 	flags.Func("mount", "HOST::PATH of a driver file", func(v string) error {
 		host, to, _ := strings.Cut(v, "::")
 		if !path.IsAbs(host) || !path.IsAbs(to) || path.Clean(to) == "/" {
-			return fmt.Errorf("%q: want /HOST::/PATH", v)
+			return fmt.Errorf("%q: want HOST::/PATH", v)
 		}
 		j.binds = append(j.binds, bind{host: host, path: path.Clean(to)})
 		return nil
