@@ -6,10 +6,12 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -98,6 +100,30 @@ func TestDriverLibraries(t *testing.T) {
 	// Its cache cannot be written: it starts all the same.
 	c.opts, c.cmd = append(c.opts, "--read-only"), []string{"cat", "/drv/libwhose.so.5"}
 	c.run(t)
+}
+
+// TestDriverFilesOfRuntimes: driver files are there whoever mounts them, also where the root is read-only and has no place for them: crun
+// has made it so when it runs hooks.
+func TestDriverFilesOfRuntimes(t *testing.T) {
+	for _, runtime := range []string{"crun", "runc"} {
+		t.Run(runtime, func(t *testing.T) {
+			noTrace(t)
+			_, config, _ := strings.Cut(withRuntimes(t, filepath.Join(lab.Dir, "lab", runtime))[0], "=")
+			t.Setenv("CGPU_CONFIG", config)
+			withLibrary(t)
+			place := filepath.Join(lab.Dir, "image", "rootfs", "drv")
+			if err := os.RemoveAll(place); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(place) })
+			bundle, root := t.TempDir(), t.TempDir()
+			quotaBundle(t, bundle, sizeOf("256MiB"), "grep", "-c", "driver", "/drv/libwhose.so.5")
+			id := fmt.Sprintf("files-%s%d", runtime, os.Getpid())
+			if out := run(t, filepath.Join(lab.Bin, "cgpu-runtime"), "--root", root, "run", "--bundle", bundle, id); strings.TrimSpace(out) == "0" {
+				t.Errorf("%q lines of the driver's library", out)
+			}
+		})
+	}
 }
 
 // TestImageOutside: an image that is made to lead who works on it out of its root folder, by /proc and by "..".
