@@ -104,13 +104,24 @@ func (b *bill) runtimeFor(now time.Time, u use) time.Duration {
 	return time.Duration(rest.Seconds() * last.unpaid.Seconds() / last.cpu.Seconds() * float64(time.Second))
 }
 
-// owed is how long the container's calls have to wait.
-func (b *bill) owed(now time.Time) time.Duration {
-	wait := max(b.calls.owed(now), b.free.owed(now), b.quota.owed(now))
+// owed is how long the container's calls have to wait, and what for.
+func (b *bill) owed(now time.Time) (wait time.Duration, why string) {
+	for _, x := range []struct {
+		bucket *bucket
+		why    string
+	}{
+		{&b.calls, "they come faster than calls_per_second"},
+		{&b.free, "its guard has spent more CPU time on calls that did not succeed than it may"},
+		{&b.quota, "its guard has spent as much CPU time as the container may"},
+	} {
+		if d := x.bucket.owed(now); d > wait {
+			wait, why = d, x.why
+		}
+	}
 	if wait > 0 {
 		wait += leastWait
 	}
-	return wait
+	return wait, why
 }
 
 // refreshQuota has the container's CPU quota read again, now and then.

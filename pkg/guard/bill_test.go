@@ -77,7 +77,8 @@ func (c *caller) sleepIn(succeeded bool, asleep, driver, own time.Duration) {
 	u.cpu = c.m.cpu
 	c.m = meter{at: c.now}
 	c.b.charge(c.now, u)
-	c.now = c.now.Add(c.b.owed(c.now))
+	wait, _ := c.b.owed(c.now)
+	c.now = c.now.Add(wait)
 }
 
 // TestBill: what share of a core a container makes its guard use in a minute, after the burst.

@@ -37,6 +37,8 @@ var controls = map[rm.ControlKind]rule{
 	rm.ControlStreamAlloc:    {locks: true, check: (*Guard).checkStream},
 	rm.ControlStreamFree:     {locks: true, check: (*Guard).checkStream},
 	rm.ControlStreamBind:     {locks: true, check: (*Guard).checkStream},
+	rm.ControlFlexibleAttach: {locks: true, check: (*Guard).checkFlexibleAttach},
+	rm.ControlFlexibleDetach: {locks: true, check: (*Guard).checkFlexibleDetach},
 }
 
 // onControl handles RM_CONTROL: known controls pass on a private copy, unknown ones are answered "not supported".

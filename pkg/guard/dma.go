@@ -55,6 +55,9 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if g.account.onOtherGPU(client, memory, gpu) || g.account.gpuOf(client, mapper.handle) != gpu {
 		return answer(c.denyOtherGPU())
 	}
+	if m, _ := g.account.lookup(client, memory); m.charge.isFlexible() {
+		return answer(c.denyFlexible())
+	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
 		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory",
 			"length", quota.Bytes(length)))

@@ -27,6 +27,9 @@ const (
 func (g *Guard) checkFabric(c *trappedCall) plan {
 	o, form := c.newObject(), g.abi.Fabric()
 	flags, page := rm.U32(c.params, form.Flags), g.abi.FabricPage(c.params)
+	if flags == rm.FabricFlexible && page == fabricPageLarge {
+		return g.checkFlexible(c, o)
+	}
 	if flags&^rm.FabricContiguous != 0 || page != fabricPage && page != fabricPageLarge {
 		return answer(c.deny(rm.StatusNotSupported, "fabricflags", "denied NVLink addresses of another kind than CUDA's",
 			"flags", flags, "page", page))

@@ -148,12 +148,13 @@ func (k *keep) ended(p *keeper.Process) {
 	mine := k.process == p
 	if mine {
 		k.process = nil
-		p.Ended()
+		p.Kill()
 	}
 	k.mu.Unlock()
 	if !mine {
 		return
 	}
+	go p.Wait()
 	k.guard.log.Warn("the keeper has ended; there is another one", "pid", p.PID)
 	if err := k.start(); err != nil {
 		k.lost(err)
@@ -168,27 +169,42 @@ func (k *keep) lost(err error) {
 	k.guard.events.Note(event.Event{Kind: event.Warning, Text: "the keeper is of no use any more: " + err.Error()})
 }
 
-// stop ends the keeper: the guard is over, or becomes another program.
-func (k *keep) stop() {
+// pid is the keeper's; 0: there is none.
+func (k *keep) pid() int {
 	if k == nil {
-		return
+		return 0
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.process == nil {
+		return 0
+	}
+	return k.process.PID
+}
+
+// stop kills the keeper: the guard is over, or becomes another program. It does not wait for its end: the container's calls may wait.
+func (k *keep) stop() (killed *keeper.Process) {
+	if k == nil {
+		return nil
 	}
 	k.memory.Ended().Store(1)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.over = true
-	if p := k.process; p != nil {
+	if killed = k.process; killed != nil {
 		k.process = nil
-		_ = unix.EpollCtl(k.guard.watch.epfd, unix.EPOLL_CTL_DEL, p.Descriptor(), nil)
-		p.Stop()
+		_ = unix.EpollCtl(k.guard.watch.epfd, unix.EPOLL_CTL_DEL, killed.Descriptor(), nil)
+		killed.Kill()
 	}
+	return killed
 }
 
 // resume undoes stop.
-func (k *keep) resume() {
+func (k *keep) resume(killed *keeper.Process) {
 	if k == nil {
 		return
 	}
+	go killed.Wait()
 	k.mu.Lock()
 	k.over = false
 	k.mu.Unlock()

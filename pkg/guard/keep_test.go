@@ -33,8 +33,7 @@ func newKept(t *testing.T, d Driver) *Guard {
 func TestUselessBooks(t *testing.T) {
 	g := newKept(t, &inProcess{})
 	g.keep.lost(errors.New("no room"))
-	g.keep.stop() // a hand-over that fails
-	g.keep.resume()
+	g.keep.resume(g.keep.stop()) // a hand-over that fails
 	if g.keep.memory.Ended().Load() == 0 || g.keep.process != nil {
 		t.Errorf("ended %d, keeper %v", g.keep.memory.Ended().Load(), g.keep.process)
 	}

@@ -19,15 +19,16 @@ type cost struct {
 
 // gpuAccount is what the container may have of a GPU, and what it has.
 type gpuAccount struct {
-	limit   quota.Bytes
-	native  bool // no limit
-	used    quota.Bytes
-	peak    quota.Bytes
-	denied  uint64
-	managed quota.Bytes // the part of used that is managed memory
-	spill   quota.Bytes // host memory allowed beyond limit
-	spilled quota.Bytes // what is used of it
-	windows quota.Bytes // of BAR1
+	limit    quota.Bytes
+	native   bool // no limit
+	used     quota.Bytes
+	peak     quota.Bytes
+	denied   uint64
+	managed  quota.Bytes // the part of used that is managed memory
+	spill    quota.Bytes // host memory allowed beyond limit
+	spilled  quota.Bytes // what is used of it
+	windows  quota.Bytes // of BAR1
+	flexible quota.Bytes // NVLink addresses that have no memory of their own
 	counts
 	show *page.VGPU // nil: nobody is told
 }

@@ -89,7 +89,7 @@ func (l *listener) serveCalls() {
 	w, err := l.idleWorker()
 	for ; err != nil; w, err = l.idleWorker() { // nobody else comes: calls wait until there is room
 		if l.guard.logOnce("worker", "no memory for a worker", "err", err); l.halted.Load() {
-			l.waiting.Store(0)
+			l.rest()
 			return
 		}
 		time.Sleep(workerPause)
@@ -186,21 +186,35 @@ func (l *listener) receive(w *worker) bool {
 		switch {
 		case e == 0:
 			return true
-		case errors.Is(e, unix.EINTR), errors.Is(e, unix.EAGAIN):
-		case errors.Is(e, unix.ENOENT):
-			// The caller went away before it was taken up, or, since 6.11, the filter has no tasks left.
-			if l.hungUp() {
-				return false
-			}
-		default:
+		case l.gone(e):
 			return false
 		}
 	}
+	l.rest()
+	return false
+}
+
+// gone is told of each call that has failed on the filter's descriptor: no task has the filter any more. Of any other failure, such as
+// memory that is short, nothing follows but that it is tried again: were nobody to wait, calls would stay for ever.
+func (l *listener) gone(e error) bool {
+	switch {
+	case errors.Is(e, unix.EINTR), errors.Is(e, unix.EAGAIN):
+		return false
+	case errors.Is(e, unix.EBADF), errors.Is(e, unix.ENOTTY), l.hungUp():
+		return true
+	case !errors.Is(e, unix.ENOENT): // the caller went away before it was taken up
+		l.guard.logOnce("receive", "cannot take up calls; trying again", "err", e)
+		time.Sleep(workerPause)
+	}
+	return false
+}
+
+// rest has nobody wait, of a listener that is halted.
+func (l *listener) rest() {
 	l.waiting.Store(0)
 	if l.settle(); !l.halted.Load() { // unpark may have found this worker still waiting
 		l.spawn()
 	}
-	return false
 }
 
 // monitor starts another worker where one has been busy with one call for longer than a tick. It sleeps while no filter
@@ -282,7 +296,7 @@ func (l *listener) pollIn() bool {
 	p := []unix.PollFd{{Fd: int32(l.fd), Events: unix.POLLIN}}
 	for !l.halted.Load() {
 		_, err := unix.Poll(p, -1)
-		if err != nil && !errors.Is(err, unix.EINTR) {
+		if err != nil && l.gone(err) {
 			return false
 		}
 		if err == nil && p[0].Revents&unix.POLLIN != 0 {
@@ -298,7 +312,7 @@ func (l *listener) pollIn() bool {
 func (l *listener) hungUp() bool {
 	p := []unix.PollFd{{Fd: int32(l.fd)}}
 	n, err := unix.Poll(p, 0)
-	return err == nil && n == 1 && p[0].Revents&unix.POLLHUP != 0
+	return err == nil && n == 1 && p[0].Revents&(unix.POLLHUP|unix.POLLNVAL) != 0
 }
 
 // valid reports that the task is still in the call that the notification is about.

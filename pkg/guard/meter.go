@@ -61,13 +61,12 @@ func (w *worker) payBill(now time.Time) {
 	b := w.guard.bill
 	b.charge(now, u)
 	b.refreshQuota(now, w.guard.cpuQuota)
-	wait := b.owed(now)
+	wait, why := b.owed(now)
 	if wait == 0 {
 		return
 	}
 	w.guard.stats.throttled.Add(1)
-	w.guard.logOnce("throttled", "the container's calls wait: they come faster than calls_per_second, "+
-		"or its guard has spent more CPU time on calls that did not succeed than it may")
+	w.guard.logOnce("throttled"+why, "the container's calls wait: "+why)
 	for ; wait > 0 && !w.listener.halted.Load(); wait -= sleepPiece {
 		time.Sleep(min(wait, sleepPiece))
 	}

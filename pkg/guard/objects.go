@@ -33,6 +33,7 @@ type object struct {
 	group                 *channelGroup          // of a channel group: what it is a handle of, see groups.go
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
+	flexible              bool                   // of NVLink addresses: memory may be attached by this handle
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
 	streams               *streams               // of a profiler
 	dmaMaps               map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there

@@ -84,7 +84,8 @@ func (c *trappedCall) isMadeOnce() bool {
 	}
 	switch c.control.Kind {
 	case rm.ControlFD, rm.ControlCreateExportFD, rm.ControlExportFD, rm.ControlExportFDs, rm.ControlImportFD, rm.ControlImportFDs,
-		rm.ControlPeerMemory, rm.ControlResetChannel, rm.ControlStreamAlloc, rm.ControlStreamFree, rm.ControlStreamBind:
+		rm.ControlPeerMemory, rm.ControlResetChannel, rm.ControlStreamAlloc, rm.ControlStreamFree, rm.ControlStreamBind,
+		rm.ControlFlexibleAttach, rm.ControlFlexibleDetach:
 		return true
 	}
 	return false

@@ -134,7 +134,10 @@ func (r *restorer) account() {
 	for _, v := range x.Charges {
 		r.charges = append(r.charges, &charge{gpu: v.GPU, size: quota.Bytes(v.Size), handles: v.Handles, references: v.References,
 			windows: v.Windows, length: quota.Bytes(v.Length), spilled: v.Spilled, host: v.Host, tables: v.Tables, page: quota.Bytes(v.Page),
-			fabric: v.Fabric, fabrics: v.Fabrics})
+			fabric: v.Fabric, fabrics: v.Fabrics, flexible: quota.Bytes(v.Flexible)})
+		if v.Flexible > 0 {
+			a.gpus[v.GPU].flexible += quota.Bytes(v.Flexible)
+		}
 	}
 	for _, v := range x.Windows {
 		w := &window{address: v.Address, handle: v.Handle, gpu: v.GPU, size: quota.Bytes(v.Size), charge: at(r.charges, v.Charge), kept: v.Kept,
@@ -218,7 +221,7 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 		v.Charge),
 		secondCharge: at(r.charges, v.SecondCharge), length: quota.Bytes(v.Length), size: quota.Bytes(v.Size), page: quota.Bytes(v.Page),
 		space: v.Space, contextShare: v.ContextShare, id: v.ID, retained: at(r.retained, v.Retained), spilled: v.Spilled, host: v.Host,
-		madeInTask: v.MadeInTask, unbound: v.Unbound, userd: userd{v.UserdMemory, v.UserdOffset},
+		madeInTask: v.MadeInTask, flexible: v.Flexible, unbound: v.Unbound, userd: userd{v.UserdMemory, v.UserdOffset},
 		runlist: runlist{v.RunlistGPU, v.RunlistEngine}, engine: v.Engine,
 		notifiers: v.Notifiers}
 	if v.Streams != nil {

@@ -77,7 +77,7 @@ func (g *Guard) Run(s Sockets) error {
 	g.gpuTime.End()
 	_ = s.Control.Close()
 	release()
-	g.keep.stop()
+	g.keep.stop().Wait() // it has all that this guard has open
 	g.noteDomainEnd()
 	g.noteEnd()
 	return err

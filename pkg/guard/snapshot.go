@@ -233,7 +233,7 @@ func (s *snapshotter) object(c *client, o *object) error {
 func (o *object) plainState() handover.Object {
 	v := handover.Object{Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kindNames[o.kind], CountsOn: o.countsOn, GPU: o.gpu,
 		Length: uint64(o.length), Size: uint64(o.size), Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, ID: o.id,
-		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled,
+		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Flexible: o.flexible, Unbound: o.unbound, Scheduled: o.scheduled,
 		UserdMemory: o.userd.memory, UserdOffset: o.userd.offset, RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine,
 		Engine: o.engine, Notifiers: o.notifiers}
 	if x := o.group; x != nil {
@@ -345,7 +345,7 @@ func (s *snapshotter) allCharges() {
 func (ch *charge) state() handover.Charge {
 	return handover.Charge{GPU: ch.gpu, Size: uint64(ch.size), Handles: ch.handles, References: ch.references, Windows: ch.windows,
 		Length: uint64(ch.length), Spilled: ch.spilled, Host: ch.host, Tables: ch.tables, Page: uint64(ch.page), Fabric: ch.fabric,
-		Fabrics: ch.fabrics}
+		Fabrics: ch.fabrics, Flexible: uint64(ch.flexible)}
 }
 
 // tasks are those for which an answer is kept; others are found again by their next call.

@@ -26,6 +26,8 @@ import (
 // wait longer than the least that it takes would be worse than a hand-over that comes later.
 
 const (
+	// openTime is for the program to be opened, to be started as a child, and to say what it can read.
+	openTime = 20 * time.Second
 	// upgradeTime is for how long it is tried. Each time calls wait for a longer window, from firstWindow to lastWindow at most, until all
 	// that were under way have ended, and windowShare times as long they come through in between.
 	upgradeTime = 15 * time.Second
@@ -44,8 +46,7 @@ func (g *Guard) serveUpgrade(conn *net.UnixConn, program string) {
 	_ = conn.SetDeadline(time.Time{})
 	answer := api.Upgraded{Error: "another upgrade of this guard is under way"}
 	if g.upgrading.CompareAndSwap(false, true) {
-		answer = g.upgrade(conn, program)
-		g.upgrading.Store(false)
+		answer = g.upgradeWithin(openTime, conn, program)
 	}
 	if answer.Error != "" {
 		g.log.Warn("the guard goes on as the program that it is", "program", program, "err", answer.Error)
@@ -54,33 +55,71 @@ func (g *Guard) serveUpgrade(conn *net.UnixConn, program string) {
 	_ = json.NewEncoder(conn).Encode(answer)
 }
 
+// upgradeWithin does not wait for a program whose file system hangs. As long as that is asked no other upgrade begins: to become another
+// program all threads have to end, and the one that asks may not.
+func (g *Guard) upgradeWithin(limit time.Duration, conn *net.UnixConn, program string) api.Upgraded {
+	tried := make(chan attempt, 1)
+	go func() { tried <- try(program) }()
+	select {
+	case a := <-tried:
+		defer g.upgrading.Store(false)
+		return g.upgrade(conn, a)
+	case <-time.After(limit):
+		go func() {
+			(<-tried).end()
+			g.upgrading.Store(false)
+		}()
+		return api.Upgraded{Error: fmt.Sprintf("%s is not opened and started within %v; does its file system hang? Want a program on a local one",
+			program, limit)}
+	}
+}
+
+// attempt is a program that was tried as a child. same: it is what the guard is, and was not.
+type attempt struct {
+	trial *handover.Trial
+	same  bool
+	err   error
+}
+
+func try(program string) (a attempt) {
+	file, same, err := openProgram(program)
+	if err != nil || same {
+		return attempt{same: same, err: err}
+	}
+	defer file.Close()
+	if err := letInterrupt(); err != nil {
+		return attempt{err: err}
+	}
+	if a.trial, err = handover.Try(file); err != nil {
+		a.err = fmt.Errorf("%s: %w", program, err)
+	}
+	return a
+}
+
+func (a attempt) end() {
+	if a.trial != nil {
+		a.trial.Close()
+	}
+}
+
 // upgrade returns only if the guard stays what it is.
-func (g *Guard) upgrade(conn *net.UnixConn, program string) (answer api.Upgraded) {
+func (g *Guard) upgrade(conn *net.UnixConn, a attempt) (answer api.Upgraded) {
+	defer a.end()
 	refuse := func(err error) api.Upgraded {
 		answer.Error = err.Error()
 		return answer
 	}
-	file, same, err := openProgram(program)
-	if err != nil {
-		return refuse(err)
+	if a.err != nil {
+		return refuse(a.err)
 	}
-	defer file.Close()
-	if same {
+	if a.same {
 		return api.Upgraded{Done: true, Already: true}
 	}
-	if err := letInterrupt(); err != nil {
-		return refuse(err)
-	}
-	trial, err := handover.Try(file)
-	if err != nil {
-		return refuse(fmt.Errorf("%s: %w", program, err))
-	}
-	defer trial.Close()
 	deadline := time.Now().Add(upgradeTime)
 	for window := firstWindow; ; window = min(2*window, lastWindow) {
 		answer.Tries++
 		begin := time.Now()
-		err := g.handOver(conn, trial, window, answer.Tries)
+		err := g.handOver(conn, a.trial, window, answer.Tries)
 		answer.Stall = time.Since(begin)
 		if !errors.Is(err, errBusy) || time.Now().After(deadline) {
 			return refuse(err)
@@ -159,7 +198,8 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 	if err != nil {
 		return err
 	}
-	state.Process.Parked, state.Process.Tries, state.Process.Trial = int64(parked), tries, trial.PID()
+	p := &state.Process
+	p.Parked, p.Tries, p.Trial, p.Keeper = int64(parked), tries, trial.PID(), g.keep.pid()
 	b, err := handover.Encode(state)
 	if err == nil {
 		err = trial.Read(b)
@@ -168,8 +208,8 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 		return fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
 	}
 	g.log.Info("the guard goes on as another program", "bytes", len(b), "tries", tries)
-	g.keep.stop() // that program has one of its own
-	defer g.keep.resume()
+	killed := g.keep.stop() // that program has one of its own
+	defer g.keep.resume(killed)
 	return trial.Exec(state.Descriptors())
 }
 
@@ -330,6 +370,7 @@ func (g *Guard) goOn(s *handover.State) {
 		g.resumeFilter(fd)
 	}
 	go handover.Bury(s.Process.Trial)
+	go handover.Bury(s.Process.Keeper)
 	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
 	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
 }

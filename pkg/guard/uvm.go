@@ -225,6 +225,9 @@ func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	if m.kind == rm.ClassFabric && m.charge != nil && m.charge.spilled {
 		return answer(g.refuseSpilled(c, "mapping"))
 	}
+	if m.charge.isFlexible() {
+		return answer(c.denyFlexible())
+	}
 	page := mapPageAt(g.account.mapPage(m), rm.U64(o, form.Base), rm.U64(o, form.Length), rm.U64(o, uvmMapOffset))
 	f, p := c.planUVMCall(maps, page)
 	if f == nil {

@@ -46,6 +46,8 @@ const (
 	ControlThermal                    // 0x20800513: a list of instructions
 	ControlBoost                      // 0x2080200a: keeps the clocks up while the client lives
 	ControlHide                       // reads what everybody does; answered with zeros
+	ControlFlexibleAttach             // 0xf80103: device memory to flexible NVLink addresses
+	ControlFlexibleDetach             // 0xf80104
 )
 
 // Control is a control call that a container may make.

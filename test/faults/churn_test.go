@@ -6,13 +6,14 @@ package faults
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/csv"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,29 +23,35 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/guard/keeper"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
-// churn is how many containers there are at a time, how often each is exchanged for a new one, and over how long that is spread.
+// churn is how many containers there are at a time, how often each is exchanged for a new one, how many at once, and over how long that is
+// spread.
 type churn struct {
-	containers, rounds int
-	over               time.Duration // 0: as fast as it goes
-	csv                string        // file for the samples; empty: none
+	containers, rounds, lanes int
+	over                      time.Duration // 0: as fast as it goes
+	csv                       string        // file for the samples; empty: none
 }
 
-// asked reads CGPU_CHURN, such as 64x100 or 8x720,2h, and CGPU_CHURN_CSV.
+// asked reads CGPU_CHURN, such as 64x100, 64x100x4 or 8x720,2h, and CGPU_CHURN_CSV.
 func asked(t *testing.T) churn {
-	c := churn{containers: 6, rounds: 4, csv: os.Getenv("CGPU_CHURN_CSV")}
+	c := churn{containers: 6, rounds: 4, lanes: 1, csv: os.Getenv("CGPU_CHURN_CSV")}
 	text := os.Getenv("CGPU_CHURN")
 	if text == "" {
 		return c
 	}
 	size, over, long := strings.Cut(text, ",")
-	_, err := fmt.Sscanf(size, "%dx%d", &c.containers, &c.rounds)
+	format, to := "%dx%d", []any{&c.containers, &c.rounds}
+	if strings.Count(size, "x") > 1 {
+		format, to = "%dx%dx%d", append(to, &c.lanes)
+	}
+	_, err := fmt.Sscanf(size, format, to...)
 	if err == nil && long {
 		c.over, err = time.ParseDuration(over)
 	}
-	if err != nil {
-		t.Fatalf("CGPU_CHURN=%q: %v; want CONTAINERSxROUNDS or CONTAINERSxROUNDS,DURATION", text, err)
+	if err != nil || min(c.containers, c.rounds, c.lanes) < 1 {
+		t.Fatalf("CGPU_CHURN=%q: %v; want CONTAINERSxROUNDS[xLANES][,DURATION]", text, err)
 	}
 	return c
 }
@@ -74,25 +81,37 @@ func TestChurn(t *testing.T) {
 		}
 	}
 	n.bundle(t, "plain", "busybox true") // no quota: what the low-level runtime alone takes
-	var with, without []time.Duration
+	for i := range 2 {
+		_, err := n.otherGuard(i) // before lanes make it at once
+		must(t, err)
+	}
+	lanes := make([]*lane, c.lanes)
+	for i := range lanes {
+		lanes[i] = &lane{node: n, number: i, random: rand.New(rand.NewPCG(seed, uint64(i)))}
+	}
+	for slot := range c.containers {
+		x := lanes[slot%c.lanes]
+		x.slots = append(x.slots, slot)
+	}
 	var samples []sample
 	begin := time.Now()
+	defer func() { report(t, c, lanes, samples) }() // of a test that fails, too
 	for round := range c.rounds {
-		for slot := range c.containers {
-			time.Sleep(time.Until(begin.Add(c.over * time.Duration(round*c.containers+slot) / time.Duration(c.rounds*c.containers))))
-			id := fmt.Sprintf("slot%d", slot)
-			must(t, n.quick("cgpu-runtime", "delete", "--force", n.id(id)))
-			took, err := n.timed(fmt.Sprintf("life%d-%d", random.IntN(len(lives)), slot%2), id)
-			must(t, err)
-			with = append(with, took)
-			n.meddle(random, c.containers)
-			if slot%8 == 0 {
-				took, err := n.timed("plain", "plain")
-				must(t, err)
-				without = append(without, took)
-				_ = n.quick("cgpu-runtime", "delete", "--force", n.id("plain"))
-			}
+		if end, ok := t.Deadline(); ok && time.Until(end) < patience {
+			t.Logf("no time is left after %d rounds", round)
+			break
 		}
+		works := make(chan error, 1)
+		go func() { works <- n.neighbourWorks() }()
+		ended := make(chan error, len(lanes))
+		for _, x := range lanes {
+			go func() { ended <- x.round(c, begin, round) }()
+		}
+		var errs []error
+		for range lanes {
+			errs = append(errs, <-ended)
+		}
+		must(t, n.withStacks(errors.Join(append(errs, <-works)...)))
 		samples = append(samples, n.sample(time.Since(begin)))
 		must(t, c.write(samples))
 	}
@@ -100,12 +119,61 @@ func TestChurn(t *testing.T) {
 		_ = n.quick("cgpu-runtime", "delete", "--force", n.id(fmt.Sprintf("slot%d", slot)))
 	}
 	for _, check := range []func() error{n.quiet, n.neighbourWorks, n.clean} {
-		must(t, n.eventually(check))
+		must(t, n.withStacks(n.eventually(check)))
 	}
+	grown(t, samples)
 	samples = append(samples, n.sample(time.Since(begin)))
 	must(t, c.write(samples))
-	report(t, c, with, without, samples)
-	grown(t, samples[:len(samples)-1])
+}
+
+// lane exchanges some of the containers, one after the other, beside other lanes.
+type lane struct {
+	node          *node
+	number        int
+	random        *rand.Rand
+	slots         []int
+	with, without []time.Duration // starts with a quota and of the low-level runtime alone
+	failed        int             // upgrades of the neighbour's guard, in a row
+	refused       []error         // creates, since what was there before is said to run
+}
+
+// inUse is said before the number of a process.
+const inUse = "is in use by process "
+
+// round exchanges each container once.
+func (x *lane) round(c churn, begin time.Time, round int) error {
+	n := x.node
+	for _, slot := range x.slots {
+		time.Sleep(time.Until(begin.Add(c.over * time.Duration(round*c.containers+slot) / time.Duration(c.rounds*c.containers))))
+		id := fmt.Sprintf("slot%d", slot)
+		if err := n.quick("cgpu-runtime", "delete", "--force", n.id(id)); err != nil {
+			return err
+		}
+		life := fmt.Sprintf("life%d-%d", x.random.IntN(len(lives)), slot%2)
+		took, err := n.timed(life, id)
+		for tries := 0; err != nil && strings.Contains(err.Error(), inUse) && tries < 50; tries++ {
+			x.refused = append(x.refused, n.withStacks(err))
+			time.Sleep(100 * time.Millisecond)
+			took, err = n.timed(life, id)
+		}
+		if err != nil {
+			return err
+		}
+		x.with = append(x.with, took)
+		if err := x.meddle(); err != nil {
+			return err
+		}
+		if slot%8 != 0 {
+			continue
+		}
+		plain := fmt.Sprintf("plain%d", x.number)
+		if took, err = n.timed("plain", plain); err != nil {
+			return err
+		}
+		x.without = append(x.without, took)
+		_ = n.quick("cgpu-runtime", "delete", "--force", n.id(plain))
+	}
+	return nil
 }
 
 // quick runs one of our programs, not watched.
@@ -144,9 +212,13 @@ func (n *node) timed(bundle, id string) (time.Duration, error) {
 	return time.Since(begin), err
 }
 
+// maxFailed is how often in a row the neighbour's guard may fail to go on as another program, of which it is busy once or twice.
+const maxFailed = 3
+
 // meddle does with some container what an administrator may do, or kills its guard; it may have ended.
-func (n *node) meddle(random *rand.Rand, containers int) {
-	id := n.id(fmt.Sprintf("slot%d", random.IntN(containers)))
+func (x *lane) meddle() error {
+	n, random := x.node, x.random
+	id := n.id(fmt.Sprintf("slot%d", x.slots[random.IntN(len(x.slots))]))
 	switch random.IntN(8) {
 	case 0:
 		_ = n.quick("cgpu", "set", id, "--weight", strconv.Itoa(1+random.IntN(4)))
@@ -160,18 +232,67 @@ func (n *node) meddle(random *rand.Rand, containers int) {
 	case 4:
 		_ = n.quick("cgpu", "smi", "-o", "json")
 	case 5:
-		if program, err := n.otherGuard(random.IntN(2)); err == nil {
-			_ = n.quick("cgpu", "upgrade", "--program", program, id)
+		_ = n.upgradeSome(id, random)
+	case 6:
+		if r, err := n.record(strings.TrimPrefix(id, n.id(""))); err == nil {
+			_ = killGuard(r)
 		}
 	case 7: // the neighbour's guard lives all the time
-		if program, err := n.otherGuard(random.IntN(2)); err == nil {
-			_ = n.quick("cgpu", "upgrade", "--program", program, n.id("neighbour"))
+		if x.number > 0 {
+			break // one upgrade at a time
 		}
-	case 6:
-		if r, err := n.record(strings.TrimPrefix(id, n.id(""))); err == nil && r.GuardPID > 0 {
-			_ = unix.Kill(r.GuardPID, unix.SIGKILL)
+		err := n.upgradeSome(n.id("neighbour"), random)
+		if err == nil {
+			x.failed = 0
+		} else if x.failed++; x.failed == maxFailed {
+			return fmt.Errorf("%d times in a row: %w", x.failed, err)
 		}
 	}
+	return nil
+}
+
+// upgradeSome has a guard go on as one of two programs.
+func (n *node) upgradeSome(id string, random *rand.Rand) error {
+	program, err := n.otherGuard(random.IntN(2))
+	if err == nil {
+		err = n.quick("cgpu", "upgrade", "--program", program, id)
+	}
+	return err
+}
+
+// killGuard kills the guard of a record. By the time its number may be another process'.
+func killGuard(r ledger.Record) error {
+	fd, err := unix.PidfdOpen(r.GuardPID, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if start, err := ledger.ProcStart(r.GuardPID); err != nil || start != r.GuardStart {
+		return fmt.Errorf("process %d is not the guard: %w", r.GuardPID, err)
+	}
+	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+}
+
+// withStacks adds to an error where the threads of the neighbour's guard are, and of a process that it names, and our goroutines.
+func (n *node) withStacks(err error) error {
+	if err == nil {
+		return nil
+	}
+	var named int
+	_, rest, _ := strings.Cut(err.Error(), inUse)
+	_, _ = fmt.Sscan(rest, &named)
+	var text strings.Builder
+	for _, pid := range []int{n.neighbour.GuardPID, named} {
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+		for _, thread := range threads {
+			for _, name := range []string{"stat", "wchan", "syscall"} {
+				b, _ := os.ReadFile(filepath.Join(thread, name))
+				fmt.Fprintf(&text, "%s/%s: %s\n", thread, name, bytes.TrimSpace(b))
+			}
+		}
+	}
+	_ = pprof.Lookup("goroutine").WriteTo(&text, 1)
+	return fmt.Errorf("%w\n%s", err, &text)
 }
 
 // sample is how large the node is at a time.
@@ -280,7 +401,7 @@ func grown(t *testing.T, samples []sample) {
 		"descriptors of an arbiter":            {func(s sample) int { return each(s.arbiters.fds, s.arbiters) }, 8},
 		"descriptors of the simulated driver":  {func(s sample) int { return s.sim.fds }, 64},
 		"files in the run dir":                 {func(s sample) int { return s.files }, 16},
-		"logs":                                 {func(s sample) int { return s.logs }, 16},
+		"logs":                                 {func(s sample) int { return max(s.logs, 72) }, 16}, // so many are kept
 		"mounts":                               {func(s sample) int { return s.mounts }, 8},
 		"cgroups":                              {func(s sample) int { return s.cgroups }, 4},
 	} {
@@ -291,16 +412,29 @@ func grown(t *testing.T, samples []sample) {
 	}
 }
 
-func report(t *testing.T, c churn, with, without []time.Duration, samples []sample) {
-	quantiles := func(d []time.Duration) string {
-		slices.SortFunc(d, cmp.Compare[time.Duration])
-		return fmt.Sprintf("%d, median %v, p99 %v", len(d), d[len(d)/2].Round(time.Millisecond), d[len(d)*99/100].Round(time.Millisecond))
+func report(t *testing.T, c churn, lanes []*lane, samples []sample) {
+	var with, without []time.Duration
+	for _, x := range lanes {
+		with, without = append(with, x.with...), append(without, x.without...)
+		if len(x.refused) > 0 {
+			t.Errorf("%d creates were refused; the first: %v", len(x.refused), x.refused[0])
+		}
 	}
-	last := samples[len(samples)-2]
-	t.Logf("%d containers, %d rounds in %v; create and start with a quota: %s; without: %s", c.containers, len(samples)-1,
-		last.at.Round(time.Second), quantiles(with), quantiles(without))
+	if len(samples) == 0 || len(without) == 0 {
+		return
+	}
+	slices.Sort(with)
+	slices.Sort(without)
+	text := fmt.Sprintf("create and start, %d with a quota and %d without", len(with), len(without))
+	for _, percent := range []int{50, 90, 99} {
+		of := func(d []time.Duration) time.Duration { return d[len(d)*percent/100] }
+		text += fmt.Sprintf("; p%d %.1f and %.1f ms: %.1f more", percent, 1e3*of(with).Seconds(), 1e3*of(without).Seconds(),
+			1e3*(of(with)-of(without)).Seconds())
+	}
+	last := samples[len(samples)-1]
+	t.Logf("%d containers in %d lanes, %d samples in %v; %s", c.containers, c.lanes, len(samples), last.at.Round(time.Second), text)
 	t.Logf("%v", columns)
-	for _, i := range []int{0, len(samples) / 2, len(samples) - 2, len(samples) - 1} {
+	for _, i := range []int{0, len(samples) / 2, max(0, len(samples)-2), len(samples) - 1} {
 		t.Logf("%v", samples[i].row())
 	}
 }

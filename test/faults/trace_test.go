@@ -78,8 +78,12 @@ func (w *watch) run(limit time.Duration, env []string, stdout string, args ...st
 	select {
 	case r.code = <-ended:
 	case <-time.After(limit):
-		_ = unix.Kill(pid, unix.SIGKILL)
-		<-ended
+		select {
+		case r.code = <-ended: // in the same moment: its number may be another's
+		default:
+			_ = unix.Kill(pid, unix.SIGKILL)
+			<-ended
+		}
 	}
 	text, _ := os.ReadFile(said.Name())
 	r.stderr = string(text)

@@ -66,8 +66,9 @@ make build
 mkdir "$tmp/cgpu"
 cp bin/* "$tmp/cgpu/"
 rm -f "$tmp/cgpu"/{*.json,kubectl-cgpu,cgpu-agent} # large, and test/kubernetes/pack.sh has them
-[[ ${2:-} == figures ]] ||
-	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/integration.test" ./test/integration
+for suite in integration faults; do
+	[[ ${2:-} == figures ]] || CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/$suite.test" "./test/$suite"
+done
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/" ./test/bench ./test/gpu/records
 tar -C "$tmp/cgpu" -c . | xz --x86 --lzma2=preset=6,dict=64MiB >"$dir/cgpu.tar.xz"
 du -h "$dir"/*.tar.xz

@@ -2,10 +2,10 @@
 # On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
 # driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, keeper.sh, peers.sh, bare.sh, the conformance
 # suite, the benchmark (start: what a start costs alone, and where that goes), the measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two
-# GPUs; account: GPU seconds against CUDA's events), exporter.py, soak.sh, graphics.sh, mps-trace.sh, domains.sh, and foreign.sh on the suites in DIR/foreign.tar.xz,
+# GPUs; account: GPU seconds against CUDA's events), exporter.py, soak.sh, graphics.sh, mps-trace.sh, domains.sh, churn.sh, and foreign.sh on the suites in DIR/foreign.tar.xz,
 # which the caller has put there. Logs go to $OUT; where that would be more than 8 files, all but the tables (*.txt) are in one, logs.tar.gz.
 #   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [upgrade] [keeper] [peers] [bare] [conformance] [bench] [start] [micro] [calls] [shares]
-#   [real] [account] [exporter] [soak] [graphics] [mps-trace] [domains] [foreign]
+#   [real] [account] [exporter] [soak] [graphics] [mps-trace] [domains] [churn] [foreign]
 #   (default: checks)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -53,6 +53,7 @@ for part in "$@"; do
 		../../hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "$cgpu/integration.test" -test.v -test.timeout 9m
 	) >"$OUT/conformance.log" 2>&1 ;;
 	bare) test/gpu/bare.sh ;;
+	churn) test/gpu/churn.sh | tee "$OUT/churn.txt" ;;
 	mps-trace) test/gpu/mps-trace.sh ;;
 	domains) test/gpu/domains.sh ;;
 	graphics)

@@ -132,7 +132,9 @@ func notStarted(err error) error {
 func pathOf(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
 func (t *Trial) answer(within time.Duration) (string, error) {
-	_ = t.answers.SetReadDeadline(time.Now().Add(within))
+	if err := t.answers.SetReadDeadline(time.Now().Add(within)); err != nil { // Go's poller has no room for it, and calls may wait
+		return "", fmt.Errorf("wait for its answer: %w", err)
+	}
 	b, err := t.lines.ReadSlice('\n') // a line that is too long is none
 	line := strings.TrimSpace(string(b))
 	switch {
@@ -164,7 +166,7 @@ func (t *Trial) Read(state []byte) error {
 	return err
 }
 
-// Close ends the child.
+// Close ends the child. It does not wait until it has ended: who traces it, or a device that it waits for, may take any time.
 func (t *Trial) Close() {
 	for _, f := range []*os.File{t.program, t.start, t.answers, t.state} {
 		if f != nil {
@@ -177,7 +179,7 @@ func (t *Trial) Close() {
 func (t *Trial) end() {
 	if t.cmd != nil {
 		_ = t.cmd.Process.Kill()
-		_ = t.cmd.Wait()
+		go func(cmd *exec.Cmd) { _ = cmd.Wait() }(t.cmd)
 		t.cmd = nil
 	}
 }
@@ -230,9 +232,9 @@ func alone(env []string) []string {
 	return append(env, oneProcessor+"=1")
 }
 
-// Bury waits for the end of the child by which a program was tried, so that it does not stay as a zombie.
-func Bury(trial int) {
-	if p, err := os.FindProcess(trial); trial > 0 && err == nil {
+// Bury waits for the end of a child that was killed, so that it does not stay as a zombie; 0: there is none.
+func Bury(child int) {
+	if p, err := os.FindProcess(child); child > 0 && err == nil {
 		_, _ = p.Wait()
 	}
 }

@@ -3,10 +3,12 @@
 package handover
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +30,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == TakeArg {
 		goOnAgain()
 	}
+	if len(os.Args) > 1 && os.Args[1] == traceArg {
+		traceParent()
+	}
 	if len(os.Args) < 2 || os.Args[1] != TryArg {
 		os.Exit(m.Run())
 	}
@@ -45,6 +50,8 @@ func TestMain(m *testing.M) {
 			switch {
 			case mode == "refuses":
 				return errors.New("not\nthis")
+			case mode == "held":
+				return beTraced()
 			case mode == "dies":
 				os.Exit(9)
 			case s.Process.InitPID == 0:
@@ -197,6 +204,79 @@ func TestTrialEnds(t *testing.T) {
 	Bury(child) // for ever, were it not killed
 	if err := unix.Kill(child, 0); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("the child is there: %v", err)
+	}
+}
+
+// traceArg has this program trace its parent, and be told of that's end before others.
+const traceArg = "trace"
+
+func traceParent() {
+	runtime.LockOSThread()
+	if err := unix.PtraceSeize(os.Getppid()); err == nil {
+		fmt.Println("traced")
+	}
+	time.Sleep(time.Hour)
+	os.Exit(1)
+}
+
+func beTraced() error {
+	if err := unix.Prctl(unix.PR_SET_PTRACER, ^uintptr(0), 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) { // no Yama
+		return err
+	}
+	tracer := exec.Command("/proc/self/exe", traceArg)
+	out, err := tracer.StdoutPipe()
+	if err == nil {
+		err = tracer.Start()
+	}
+	if err == nil {
+		_, err = fmt.Fscanln(out, new(string))
+	}
+	return err
+}
+
+// TestHeldTrial: the end of a child that is not told of it is not waited for: the guard would never take up another request.
+func TestHeldTrial(t *testing.T) {
+	program, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	t.Setenv(modeEnv, "held")
+	trial, err := Try(program)
+	if err == nil {
+		err = trial.Read(state(t, "v1"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", trial.PID()))
+	_, rest, _ := strings.Cut(string(status), "TracerPid:")
+	tracer := 0
+	_, _ = fmt.Sscan(rest, &tracer)
+	if tracer == 0 {
+		t.Fatal("nobody traces it")
+	}
+	over := time.AfterFunc(10*time.Second, func() { _ = unix.Kill(tracer, unix.SIGKILL) })
+	trial.Close()
+	if !over.Stop() {
+		t.Error("it is waited for until nobody traces it")
+	}
+	_ = unix.Kill(tracer, unix.SIGKILL)
+}
+
+// TestNoDeadline: an answer for which no time can be set is not waited for.
+func TestNoDeadline(t *testing.T) {
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	answers, say := os.NewFile(uintptr(pipe[0]), "blocks"), os.NewFile(uintptr(pipe[1]), "say")
+	defer answers.Close()
+	over := time.AfterFunc(10*time.Second, func() { say.Close() })
+	defer over.Stop()
+	trial := &Trial{answers: answers, lines: bufio.NewReader(answers)}
+	if _, err := trial.answer(time.Millisecond); !errors.Is(err, os.ErrNoDeadline) {
+		t.Errorf("%v, want %v", err, os.ErrNoDeadline)
 	}
 }
 

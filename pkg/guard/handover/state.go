@@ -59,11 +59,13 @@ type Process struct {
 	Counts    map[string]uint64 `json:"counts,omitempty"`
 
 	// Reply is the connection of who asked for the hand-over, Parked when the container's calls began to wait (CLOCK_MONOTONIC), Tries
-	// how often they did. Trial is the child by which the program was tried (Bury); 0: there is none to wait for.
+	// how often they did. Trial is the child by which the program was tried, Keeper the guard's keeper before: both are killed (Bury); 0:
+	// there is none to wait for.
 	Reply  int   `json:"reply,omitempty"`
 	Parked int64 `json:"parked,omitempty"`
 	Tries  int   `json:"tries,omitempty"`
 	Trial  int   `json:"trial,omitempty"`
+	Keeper int   `json:"keeper,omitempty"`
 
 	InitPID   int    `json:"initPid"`
 	InitStart uint64 `json:"initStart,omitempty"`
@@ -163,6 +165,7 @@ type Charge struct {
 	Page       uint64 `json:"page,omitempty"`
 	Fabric     bool   `json:"fabric,omitempty"`
 	Fabrics    int    `json:"fabrics,omitempty"`
+	Flexible   uint64 `json:"flexible,omitempty"`
 }
 
 // Client is an RM client of the container's.
@@ -211,6 +214,7 @@ type Object struct {
 	Spilled       bool      `json:"spilled,omitempty"`
 	Host          bool      `json:"host,omitempty"`
 	MadeInTask    bool      `json:"madeInTask,omitempty"`
+	Flexible      bool      `json:"flexible,omitempty"`
 	Unbound       bool      `json:"unbound,omitempty"`
 	Scheduled     bool      `json:"scheduled,omitempty"`
 	Graphics      bool      `json:"graphics,omitempty"`

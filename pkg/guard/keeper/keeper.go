@@ -74,7 +74,8 @@ func Start(program *os.File, memory *Memory) (*Process, error) {
 	runtime.KeepAlive(w)
 	p := &Process{PID: pid, self: self}
 	if p.pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
-		p.Stop()
+		p.Kill()
+		go p.Wait()
 		return nil, os.NewSyscallError("pidfd_open", err)
 	}
 	return p, nil
@@ -150,27 +151,25 @@ func exit() {
 	}
 }
 
-// Stop ends the keeper.
-func (p *Process) Stop() {
+// Kill ends the keeper, if it has not ended. Wait comes afterwards.
+func (p *Process) Kill() {
 	_ = unix.Kill(p.PID, unix.SIGKILL)
-	p.Ended()
-}
-
-// Ended is called when the keeper has, and lets go of it.
-func (p *Process) Ended() {
-	for {
-		if _, err := unix.Wait4(p.PID, nil, 0, nil); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
 	if p.pidfd > 0 {
 		_ = unix.Close(p.pidfd)
-		_ = unix.Close(p.self)
-		p.pidfd = 0
+	}
+	_ = unix.Close(p.self)
+}
+
+// Wait waits until a keeper that was killed has ended, and does not stay as a zombie. That may take any time: who traces it is told first.
+func (p *Process) Wait() {
+	for p != nil {
+		if _, err := unix.Wait4(p.PID, nil, 0, nil); !errors.Is(err, unix.EINTR) {
+			return
+		}
 	}
 }
 
-// Descriptor becomes readable when the keeper has ended. Who waits for that calls Ended then.
+// Descriptor becomes readable when the keeper has ended.
 func (p *Process) Descriptor() int { return p.pidfd }
 
 // Left closes what the guard that was killed had open, and this program has no use for; kept stays, and is closed in programs that this one

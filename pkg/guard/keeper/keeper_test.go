@@ -4,6 +4,7 @@ package keeper
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -61,8 +62,11 @@ func guardMain(role string) {
 			fmt.Println("ok")
 		case "panic":
 			panic(role)
-		case "stop":
-			p.Stop()
+		case "kill":
+			p.Kill()
+			fmt.Println("ok")
+		case "wait":
+			p.Wait()
 			fmt.Println("ok")
 		}
 	}
@@ -172,7 +176,7 @@ func TestKilled(t *testing.T) {
 
 // TestEnded: a guard that ends as it should is not started again, and one whose keeper is stopped neither.
 func TestEnded(t *testing.T) {
-	for _, how := range []string{"ended", "stop"} {
+	for _, how := range []string{"ended", "kill"} {
 		t.Run(how, func(t *testing.T) {
 			v := startVictim(t)
 			fmt.Fprintln(v.in, how)
@@ -185,6 +189,32 @@ func TestEnded(t *testing.T) {
 				t.Errorf("%q", words)
 			}
 		})
+	}
+}
+
+// TestKeptByTracer: a keeper whose end somebody else is told first is killed at once, and is no zombie afterwards.
+func TestKeptByTracer(t *testing.T) {
+	runtime.LockOSThread() // who traces is a thread
+	defer runtime.UnlockOSThread()
+	v := startVictim(t)
+	if err := unix.PtraceSeize(v.keeper); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(10*time.Second, func() { _ = v.cmd.Process.Kill() })
+	defer late.Stop()
+	fmt.Fprintln(v.in, "kill")
+	if words := v.line(t); !slices.Equal(words, []string{"ok"}) { // never, if it is waited for
+		t.Fatal(words)
+	}
+	fmt.Fprintln(v.in, "wait")
+	if _, err := unix.Wait4(v.keeper, nil, unix.WALL, nil); err != nil {
+		t.Fatal(err)
+	}
+	if words := v.line(t); !slices.Equal(words, []string{"ok"}) {
+		t.Fatal(words)
+	}
+	if err := unix.Kill(v.keeper, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("the keeper is there: %v", err)
 	}
 }
 
