@@ -384,3 +384,46 @@ func TestOwn(t *testing.T) {
 		t.Error("accepted mounts that are no list")
 	}
 }
+
+// TestHookMounts: cgpu-hook mounts ordinary driver files, where it can, and the runtime all others.
+func TestHookMounts(t *testing.T) {
+	const lib, other, own = "/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "/run/nvidia-persistenced/socket", "/usr/bin/nvidia-smi"
+	p := plan(map[int]quota.Bytes{0: quota.GiB})
+	p.HookMounts = true
+	p.Mounts = append(p.Mounts, p.Mounts[0], // twice
+		device.Mount{Host: other, Container: other, Options: append(slices.Clone(p.Mounts[0].Options), "noexec")},
+		device.Mount{Host: "/opt/nvidia-smi", Container: own, Options: p.Mounts[0].Options})
+	p.Links, p.LibDirs, p.Libraries = nil, nil, nil
+	const mine = `{"destination":"/usr/bin/../bin/nvidia-smi","source":"/mine"}`
+	for name, tt := range map[string]struct {
+		config          string
+		hook, byRuntime []string
+	}{
+		"a container":         {``, []string{lib, own}, []string{other}},
+		"a place is taken":    {`"mounts":[` + mine + `],`, []string{lib}, []string{other}},
+		"root of other users": {`"linux":{"namespaces":[{"type":"mount"},{"type":"user"}]},`, nil, []string{lib, other, own}},
+	} {
+		doc := decode(t, []byte(`{`+tt.config+`"process":{}}`))
+		if err := Apply(doc, p); err != nil {
+			t.Fatal(err)
+		}
+		e := value[edited](t, doc.Encode())
+		var hook, byRuntime []string
+		for _, h := range e.Hooks["createContainer"] {
+			for i, arg := range h.Args {
+				if arg == "--mount" {
+					_, at, _ := strings.Cut(h.Args[i+1], "::")
+					hook = append(hook, at)
+				}
+			}
+		}
+		for _, m := range e.Mounts {
+			if m.Destination == lib || m.Destination == other || m.Destination == own {
+				byRuntime = append(byRuntime, m.Destination)
+			}
+		}
+		if !slices.Equal(hook, tt.hook) || !slices.Equal(byRuntime, tt.byRuntime) {
+			t.Errorf("%s: the hook has %v, the runtime %v, want %v and %v", name, hook, byRuntime, tt.hook, tt.byRuntime)
+		}
+	}
+}

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -29,10 +31,13 @@ type Plan struct {
 	// Common are the nodes that every container with a GPU needs: nvidiactl and nvidia-uvm.
 	Common []device.Node
 	// Hidden are nodes of GPUs that were not granted; they are taken out wherever an engine or injector put them.
-	Hidden  []device.Node
-	Mounts  []device.Mount // driver files
-	Links   []device.Link  // made by the createContainer hook
-	LibDirs []string       // named by the createContainer hook in the container's /etc/ld.so.conf.d
+	Hidden []device.Node
+	Mounts []device.Mount // driver files
+	// HookMounts has the createContainer hook mount ordinary driver files.
+	HookMounts bool
+	hooked     []specs.Mount // which these are
+	Links      []device.Link // made by the createContainer hook
+	LibDirs    []string      // named by the createContainer hook in the container's /etc/ld.so.conf.d
 	// Libraries are put into the container's ld cache by the createContainer hook.
 	Libraries []device.Library
 	Env       []string // added where the container does not set the variable itself
@@ -73,7 +78,8 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
 		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload && !record.DriverOnly,
 		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer, Threads: record.Threads,
-		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
+		Common: table.Nodes, Mounts: table.Mounts, HookMounts: table.HookMounts, Links: table.Links, LibDirs: table.LibDirs,
+		Libraries: table.Libraries, Env: table.Env,
 	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
@@ -120,7 +126,7 @@ func (p *Plan) Pipes() string {
 }
 
 // Nodes are the device nodes that the container gets.
-func (p Plan) Nodes() []device.Node {
+func (p *Plan) Nodes() []device.Node {
 	nodes := make([]device.Node, 0, len(p.Common)+len(p.GPUs))
 	nodes = append(nodes, p.Common...)
 	for _, g := range p.GPUs {
@@ -135,9 +141,15 @@ func Apply(doc *Document, p Plan) error {
 		p.Mounts = append(slices.Clip(p.Mounts), device.Mount{Host: pipes, Container: page.PipesPath, Options: dataOptions})
 		p.Env = append(slices.Clip(p.Env), p.Membership()...)
 	}
+	// The root of another user namespace may not reach a driver file for which the runtime, that root's parent, opens it.
+	namespaces, err := doc.list("namespaces", "linux")
+	if err != nil {
+		return fmt.Errorf("spec: %w", err)
+	}
+	p.HookMounts = p.HookMounts && !slices.ContainsFunc(namespaces, func(raw []byte) bool { return speaksOf(raw, `"user"`) })
 	for _, edit := range []struct {
 		name string
-		do   func(*Document, Plan) error
+		do   func(*Document, *Plan) error
 	}{
 		{"devices", editDevices},
 		{"device rules", editRules},
@@ -148,7 +160,7 @@ func Apply(doc *Document, p Plan) error {
 		{"hooks", editHooks},
 		{"annotations", editAnnotations},
 	} {
-		if err := edit.do(doc, p); err != nil {
+		if err := edit.do(doc, &p); err != nil {
 			return fmt.Errorf("spec: %s: %w", edit.name, err)
 		}
 	}
