@@ -37,7 +37,8 @@ func mpsCommand() *cli.Command {
 			pipes := filepath.Dir(filepath.Clean(members))
 			ended := filepath.Join(pipes, page.Ended) // for the event of its guard's, who knows no more than that it ended
 			_ = os.Truncate(ended, 0)
-			err := mps.Server{Members: members, Own: filepath.Join(pipes, page.Daemon), Command: c.Args().Slice()}.Run(ctx)
+			err := mps.Server{Members: members, Parts: filepath.Join(pipes, page.Parts), Own: filepath.Join(pipes, page.Daemon),
+				Command: c.Args().Slice()}.Run(ctx)
 			if err != nil {
 				_ = os.WriteFile(ended, []byte(err.Error()), 0o600)
 			}

@@ -33,7 +33,8 @@ const forAll = "-multiuser-server"
 
 // Server is a domain's control daemon with a gate before it. It needs no privilege.
 type Server struct {
-	Members string   // the folder whose folders (page.Part) members get; the gate's sockets are all that is in these
+	Members string   // the folder whose folders (page.Seat) members get; the gate's sockets are all that is in these
+	Parts   string   // the file that says what each seat has of the multiprocessors (page.Parts)
 	Own     string   // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string // the daemon, in the foreground
 
@@ -74,11 +75,18 @@ func (s Server) Run(ctx context.Context) error {
 		default:
 		}
 	}
-	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Prepare: d.setPercent, Doubt: func(why error) {
+	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Doubt: func(why error) {
 		if err := d.ask(); err != nil && !errors.Is(err, errFault) { // that may pass
 			doubt(fmt.Errorf("%w, since %w", err, why))
 		}
 	}}
+	g.Prepare = func(seat int) error {
+		percent, err := s.part(seat)
+		if err != nil {
+			return err
+		}
+		return d.setPercent(percent)
+	}
 	stop, err := s.open(g)
 	defer stop()
 	if err != nil {
@@ -244,8 +252,25 @@ func (s Server) quit(d *control, daemon *exec.Cmd, ended <-chan error) error {
 	return <-ended
 }
 
-// open makes the gate's sockets, in folders named 1 to 100 below the members': for those that have so many percent of the multiprocessors,
-// and see nothing but that folder. The folders are there, and root's is the one above: root mounts them, whatever this process becomes.
+// part is what a seat has of the multiprocessors now, in percent.
+func (s Server) part(seat int) (int, error) {
+	f, err := os.Open(s.Parts)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	var percent [1]byte
+	if _, err := f.ReadAt(percent[:], int64(seat)); err != nil {
+		return 0, err
+	}
+	if percent[0] < 1 || percent[0] > page.AllParts {
+		return 0, fmt.Errorf("%d%%: no container in the ledger has seat %d of the domain", percent[0], seat)
+	}
+	return int(percent[0]), nil
+}
+
+// open makes the gate's sockets, in folders named 0 to 64 below the members': each for the one container that sees that folder, and no
+// other. The folders are there, and root's is the one above: root mounts them, whatever this process becomes.
 func (s Server) open(g *Gate) (stop func(), err error) {
 	var made []func()
 	stop = func() {
@@ -253,14 +278,14 @@ func (s Server) open(g *Gate) (stop func(), err error) {
 			f()
 		}
 	}
-	for percent := 1; percent <= page.AllParts; percent++ {
-		path := filepath.Join(page.Part(s.Members, percent), SocketName)
+	for seat := range page.Seats + 1 {
+		path := filepath.Join(page.Seat(s.Members, seat), SocketName)
 		l, err := listen(path)
 		if err != nil {
 			return stop, err
 		}
 		made = append(made, func() { _ = errors.Join(l.Close(), os.Remove(path)) })
-		go func() { _ = g.Serve(l, percent) }()
+		go func() { _ = g.Serve(l, seat) }()
 	}
 	return stop, nil
 }

@@ -63,19 +63,25 @@ func started(t *testing.T, command ...string) *running {
 	t.Setenv(asDaemon, "1")
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each command, with the race detector
 	dir := t.TempDir()
-	s := Server{Members: filepath.Join(dir, "members"), Own: filepath.Join(dir, "daemon"), Command: command, patience: time.Minute}
+	s := Server{Members: filepath.Join(dir, "seats"), Parts: filepath.Join(dir, page.Parts), Own: filepath.Join(dir, "daemon"),
+		Command: command, patience: time.Minute}
 	if os.Getenv(asStuck)+os.Getenv(asFault) != "" {
 		s.patience, s.look = time.Second, 100*time.Millisecond
 	}
 	if err := errors.Join(os.Mkdir(s.Members, 0o755), os.MkdirAll(filepath.Join(s.Own, "control_lock"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	for percent := 1; percent <= page.AllParts; percent++ {
-		if err := os.Mkdir(page.Part(s.Members, percent), 0o755); err != nil {
+	for seat := range page.Seats + 1 {
+		if err := os.Mkdir(page.Seat(s.Members, seat), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	all := page.Part(s.Members, 0)
+	parts := make([]byte, page.Seats+1)
+	parts[1] = page.AllParts
+	if err := os.WriteFile(s.Parts, parts, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := page.Seat(s.Members, 1)
 	for _, stale := range []string{filepath.Join(all, SocketName), filepath.Join(all, SocketName+".new")} {
 		l, err := net.ListenUnix(network, &net.UnixAddr{Name: stale, Net: network}) // of one that was killed
 		if err != nil {
@@ -138,20 +144,25 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestParts: a member has the part of the folder that it comes by, whoever came before or comes at the same time.
+// TestParts: a member has the part that the file says of its seat when it comes, whoever came before or comes at the same time.
 func TestParts(t *testing.T) {
 	r := started(t, os.Args[0], "-f")
-	for _, percent := range []int{100, 30, 30, 1, 100, 99} {
-		if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
+	for i, percent := range []int{100, 30, 30, 1, 100, 99} {
+		seat := 1 + i%2
+		r.set(t, seat, percent)
+		if got, err := partOf(r.socket, seat); err != nil || got != strconv.Itoa(percent) {
 			t.Errorf("%d: %q, %v", percent, got, err)
 		}
+	}
+	for seat := 1; seat <= 4; seat++ {
+		r.set(t, seat, 25*seat)
 	}
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
-			percent := 25 * (i%4 + 1)
-			if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
-				t.Errorf("%d at once: %q, %v", percent, got, err)
+			seat := i%4 + 1
+			if got, err := partOf(r.socket, seat); err != nil || got != strconv.Itoa(25*seat) {
+				t.Errorf("seat %d at once: %q, %v", seat, got, err)
 			}
 		})
 	}
@@ -161,8 +172,54 @@ func TestParts(t *testing.T) {
 	}
 }
 
-func partBy(socket string, percent int) (string, error) {
-	c, err := mpstest.Client(filepath.Join(page.Part(membersOf(socket), percent), SocketName))
+// TestNoPart: who has none gets nothing, and neither does he who looks whether the server answers, or anybody without the file.
+func TestNoPart(t *testing.T) {
+	r := started(t, os.Args[0], "-f")
+	for _, seat := range []int{0, 2, page.Seats} {
+		if got, err := partOf(r.socket, seat); err == nil {
+			t.Errorf("seat %d has a part of %q", seat, got)
+		}
+	}
+	r.set(t, 2, page.AllParts+1)
+	if got, err := partOf(r.socket, 2); err == nil {
+		t.Errorf("a part beyond all: %q", got)
+	}
+	if err := os.Truncate(partsOf(r.socket), 1); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := partOf(r.socket, 1); err == nil {
+		t.Errorf("a file that is cut off: %q", got)
+	}
+	if err := os.Remove(partsOf(r.socket)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := partOf(r.socket, 1); err == nil {
+		t.Errorf("without the file: %q", got)
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// partsOf is the file of parts, by the gate's socket.
+func partsOf(socket string) string { return filepath.Join(filepath.Dir(membersOf(socket)), page.Parts) }
+
+// set has a seat have a part.
+func (r *running) set(t *testing.T, seat, percent int) {
+	t.Helper()
+	f, err := os.OpenFile(partsOf(r.socket), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte{byte(percent)}, int64(seat)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// partOf is what a server tells a client that comes by a seat.
+func partOf(socket string, seat int) (string, error) {
+	c, err := mpstest.Client(filepath.Join(page.Seat(membersOf(socket), seat), SocketName))
 	if err != nil {
 		return "", err
 	}

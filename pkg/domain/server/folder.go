@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
@@ -85,7 +86,7 @@ func isNamed(records []ledger.Record, name, uuid string) bool {
 // ownerOf is whose a folder is; false: it is not whole.
 func ownerOf(dir string) (int, bool) {
 	var st unix.Stat_t
-	if err := unix.Lstat(page.Part(filepath.Join(dir, page.Members), 0), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+	if err := unix.Lstat(page.Seat(filepath.Join(dir, page.Members), 0), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return 0, false
 	}
 	return int(st.Uid), true
@@ -105,8 +106,8 @@ func makeFolder(path string, user int) error {
 	}
 	members := filepath.Join(made, page.Members)
 	list := []folder{{made, 0o711, 0}, {members, 0o755, 0}, {filepath.Join(made, page.Daemon), 0o700, user}}
-	for percent := 1; percent <= page.AllParts; percent++ {
-		list = append(list, folder{page.Part(members, percent), 0o755, user})
+	for seat := range page.Seats + 1 {
+		list = append(list, folder{page.Seat(members, seat), 0o755, user})
 	}
 	for _, dir := range list {
 		if err := os.Mkdir(dir.path, dir.mode); err != nil {
@@ -115,6 +116,9 @@ func makeFolder(path string, user int) error {
 		if err := errors.Join(os.Chmod(dir.path, dir.mode), os.Chown(dir.path, dir.user, dir.user)); err != nil { // whatever the umask
 			return err
 		}
+	}
+	if err := domain.MakeParts(made); err != nil {
+		return err
 	}
 	ended := filepath.Join(made, page.Ended) // guards read it, who are root without a privilege
 	if err := errors.Join(os.WriteFile(ended, nil, 0o644), os.Chown(ended, user, user)); err != nil {
