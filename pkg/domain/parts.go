@@ -35,16 +35,23 @@ func WriteParts(runDir, uuid, name string) error {
 		return err
 	}
 	defer f.Close()
-	for {
+	return settle(f, func() ([]byte, error) {
 		records, err := ledger.Open(runDir).List()
+		return parts(records, name, uuid), err
+	})
+}
+
+// settle writes what the ledger has until that is there when it is looked at.
+func settle(f *os.File, inLedger func() ([]byte, error)) error {
+	for {
+		want, err := inLedger()
 		if err != nil {
 			return err
 		}
-		has := make([]byte, page.Seats+1)
+		has := make([]byte, len(want))
 		if _, err := f.ReadAt(has, 0); err != nil {
 			return fmt.Errorf("%s: %w", f.Name(), err)
 		}
-		want := parts(records, name, uuid)
 		if bytes.Equal(has, want) {
 			return nil
 		}

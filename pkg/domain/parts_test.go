@@ -5,11 +5,9 @@ package domain
 import (
 	"errors"
 	"io/fs"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -104,28 +102,37 @@ func TestParts(t *testing.T) {
 	}
 }
 
-// TestPartsAtOnce: of changes that are made at the same time the file has in the end what the ledger has.
-func TestPartsAtOnce(t *testing.T) {
-	runDir := t.TempDir()
-	all := reserve(t, runDir, ledger.Record{Domain: "team"}, ledger.Record{Domain: "team"}, ledger.Record{Domain: "team"})
-	var at sync.WaitGroup
-	for i := range 60 {
-		at.Go(func() {
-			if err := change(runDir, all[i%len(all)], 1+rand.IntN(100)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	at.Wait()
-	records, err := ledger.Open(runDir).List()
+// TestSettle: whoever looks at the ledger, is overtaken by another change, and writes, writes that change too.
+func TestSettle(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), page.Parts))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := has(t, runDir)
-	for _, r := range records {
-		if int(got[r.Seat]) != r.Threads {
-			t.Errorf("seat %d has %d %%, want %d", r.Seat, got[r.Seat], r.Threads)
+	defer f.Close()
+	write := func(text string) {
+		if _, err := f.WriteAt([]byte(text), 0); err != nil {
+			t.Error(err)
 		}
+	}
+	write("old")
+	looks := 0
+	if err := settle(f, func() ([]byte, error) {
+		if looks++; looks == 1 {
+			write("new") // by the other one, who has looked later
+			return []byte("mid"), nil
+		}
+		return []byte("new"), nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(f.Name()); err != nil || string(got) != "new" || looks != 3 {
+		t.Errorf("%q after %d looks, %v: want new after 3", got, looks, err)
+	}
+	if err := settle(f, func() ([]byte, error) { return []byte("longer"), nil }); err == nil {
+		t.Error("a file that is too short is taken")
+	}
+	if err := settle(f, func() ([]byte, error) { return nil, fs.ErrInvalid }); !errors.Is(err, fs.ErrInvalid) {
+		t.Errorf("without a ledger: %v", err)
 	}
 }
 
