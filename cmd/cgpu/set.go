@@ -25,8 +25,8 @@ func setCommand() *cli.Command {
 		ArgsUsage: "CONTAINER",
 		Description: containerHelp + "\n" +
 			"What was promised to others stays theirs: a change that does not fit beside it is refused. It takes effect at once,\n" +
-			"for memory at the next allocation, for threads at the next CUDA context, and lasts until the container is deleted or\n" +
-			"restarted. In JSON it prints the container as cgpu smi -o json does.\n\n" +
+			"for memory at the next allocation, for threads in programs that start from then on, and lasts until the container is\n" +
+			"deleted or restarted. In JSON it prints the container as cgpu smi -o json does.\n\n" +
 			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set web --spill 4GiB\n   cgpu set " +
 			"3f2a --gpu 1 --percent 40\n   cgpu set member --threads 30",
 		Flags: []cli.Flag{

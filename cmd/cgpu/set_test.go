@@ -104,15 +104,15 @@ func TestSetThreads(t *testing.T) {
 		args, out string
 		part      byte // at the gate, then
 	}{
-		{"member --threads 60", "GPU 0: threads of new contexts 30% → 60%\n", 60},
-		{"member --threads all --memory 2GiB", "GPU 0: memory 1024MiB → 2048MiB, threads of new contexts 60% → all\n", 100},
+		{"member --threads 60", "GPU 0: threads of new programs 30% → 60%\n", 60},
+		{"member --threads all --memory 2GiB", "GPU 0: memory 1024MiB → 2048MiB, threads of new programs 60% → all\n", 100},
 		{"member --threads 101", `set: --threads "101": want 1 to 100, or all`, 100},
 		{"member --threads 0", `set: --threads "0": want 1 to 100, or all`, 100},
 		{"member --threads 30%", `set: --threads "30%": want 1 to 100, or all`, 100},
 		{"member --threads 7 --gpu 1", `has no slice of GPU ` + nodetest.H200, 100},
 		{"alone --threads 7", `set: --threads "7": it is in no trust domain`, 100},
 		{"server --threads 7", `set: --threads "7": it is a domain's MPS server`, 100},
-		{"member --threads 7", "GPU 0: threads of new contexts all → 7%\n", 7},
+		{"member --threads 7", "GPU 0: threads of new programs all → 7%\n", 7},
 		{"member --threads 7", "nothing to change", 7},
 	} {
 		if out := cgpu("set " + c.args); !strings.Contains(out, c.out) {

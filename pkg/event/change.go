@@ -27,7 +27,7 @@ func Changes(was, now ledger.Record) []Event {
 		}
 	}
 	if was.Threads != now.Threads {
-		list = append(list, about(Set, fmt.Sprintf("threads of new contexts %s → %s", orAll(was.Threads), orAll(now.Threads))))
+		list = append(list, about(Set, fmt.Sprintf("threads of new programs %s → %s", orAll(was.Threads), orAll(now.Threads))))
 	}
 	switch {
 	case now.Paused && !was.Paused:

@@ -65,7 +65,7 @@ type Record struct {
 	// that server's record.
 	Domain       string `json:"domain,omitempty"`
 	DomainServer bool   `json:"domainServer,omitempty"`
-	// Threads is the part of the multiprocessors, in percent, that a member's contexts get when they are made; 0: all. Seat is the number of
+	// Threads is the part of the multiprocessors, in percent, that a member's programs get when they start; 0: all. Seat is the number of
 	// its folder at the domain's server (page.Seat), which no other member on the GPU has.
 	Threads int `json:"threads,omitempty"`
 	Seat    int `json:"seat,omitempty"`

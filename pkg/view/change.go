@@ -34,7 +34,7 @@ func PrintChange(w io.Writer, t *device.Table, old, changed ledger.Record, req l
 		diff("weight", strconv.Itoa(was.Weight), strconv.Itoa(now.Weight))
 		diff("percent", OrNone(was.Percent), OrNone(now.Percent))
 		diff("priority", was.Priority.String(), now.Priority.String())
-		diff("threads of new contexts", orAll(old.Threads), orAll(changed.Threads))
+		diff("threads of new programs", orAll(old.Threads), orAll(changed.Threads))
 		if len(diffs) == 0 {
 			diffs = []string{"nothing to change"}
 		}

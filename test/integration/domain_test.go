@@ -146,7 +146,7 @@ func TestThreadsLive(t *testing.T) {
 		}
 	}
 	part(30)
-	if out := cgpu(t, "set", id, "--threads", "60"); !strings.Contains(out, "threads of new contexts 30% → 60%") {
+	if out := cgpu(t, "set", id, "--threads", "60"); !strings.Contains(out, "threads of new programs 30% → 60%") {
 		t.Errorf("cgpu set: %s", out)
 	}
 	part(60)
@@ -157,7 +157,7 @@ func TestThreadsLive(t *testing.T) {
 	}
 	part(60, "-e", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100")
 	eventually(t, 10*time.Second, func() string {
-		if out := cgpu(t, "events"); !strings.Contains(out, "threads of new contexts 30% → 60%") {
+		if out := cgpu(t, "events"); !strings.Contains(out, "threads of new programs 30% → 60%") {
 			return out
 		}
 		return ""
