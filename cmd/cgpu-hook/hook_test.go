@@ -85,22 +85,25 @@ func TestAllocatedRefuses(t *testing.T) {
 }
 
 func TestParseJob(t *testing.T) {
-	j, err := parseJob([]string{"--link", "a.so.1::/lib/a.so", "--lib-dir", "/lib/", "--link", "../b::/x/b", "--lib",
-		"0x303::a.so.1::/lib//a.so.1.2"})
+	j, err := parseJob([]string{"--root", "/r", "--link", "a.so.1::/lib/a.so", "--lib-dir", "/lib/", "--link", "../b::/x/b", "--lib",
+		"0x303::a.so.1::/lib//a.so.1.2", "--mount", "/usr/a.so.1.2::/lib//a.so.1.2"})
 	want := job{
+		root:      "/r",
+		binds:     []bind{{host: "/usr/a.so.1.2", path: "/lib/a.so.1.2"}},
 		links:     []device.Link{{Target: "a.so.1", Path: "/lib/a.so"}, {Target: "../b", Path: "/x/b"}},
 		libDirs:   []string{"/lib"},
 		libraries: []ldcache.Entry{{Name: "a.so.1", Path: "/lib/a.so.1.2", Flags: ldcache.X8664}},
 	}
-	if diff := cmp.Diff(want, j, cmp.AllowUnexported(job{})); err != nil || diff != "" {
+	if diff := cmp.Diff(want, j, cmp.AllowUnexported(job{}, bind{})); err != nil || diff != "" {
 		t.Errorf("%v, -want +got:\n%s", err, diff)
 	}
 	for _, bad := range [][]string{
 		{"--link", "a"}, {"--link", "a::b"}, {"--link", "::/b"}, {"--link", "a::/"}, {"--lib-dir", "x"}, {"--lib-dir", "/x\n/y"},
 		{"--lib", "/lib/a.so"}, {"--lib", "::a::/a"}, {"--lib", "0x100000000::a::/a"}, {"--lib", "3::::/a"}, {"--lib", "3::../a::/a"},
-		{"--lib", "3::a::a"}, {"--lib", "3::a"},
+		{"--lib", "3::a::a"}, {"--lib", "3::a"}, {"--mount", "/a"}, {"--mount", "a::/b"}, {"--mount", "/a::b"}, {"--mount", "/a::/"},
+		{"--root", "r"},
 	} {
-		if _, err := parseJob(bad); err == nil {
+		if _, err := parseJob(append([]string{"--root", "/r"}, bad...)); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
 	}
@@ -233,13 +236,12 @@ func TestWriteAtOnce(t *testing.T) {
 func TestSetup(t *testing.T) {
 	bundle := t.TempDir()
 	os.MkdirAll(filepath.Join(bundle, "rootfs/drv"), 0o755)
-	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"rootfs"}}`), 0o644)
 	t.Setenv("CGPU_RUN_DIR", t.TempDir())
 	defer unix.Umask(unix.Umask(0o077)) // an engine may have it
 	for range 2 {
 		state := `{"ociVersion":"1.0.2","id":"x","bundle":"` + bundle + `"}`
-		args := []string{"cgpu-hook", "setup", "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv", "--lib",
-			"0x303::liba.so::/drv/liba.so.1"}
+		args := []string{"cgpu-hook", "setup", "--root", filepath.Join(bundle, "rootfs"), "--link", "liba.so.1::/drv/liba.so",
+			"--lib-dir", "/drv", "--lib", "0x303::liba.so::/drv/liba.so.1"}
 		if err := run(args, strings.NewReader(state), os.Stderr); err != nil {
 			t.Fatal(err)
 		}
@@ -271,10 +273,10 @@ func TestSetup(t *testing.T) {
 func TestSetupWithoutNames(t *testing.T) {
 	bundle := t.TempDir()
 	os.MkdirAll(filepath.Join(bundle, "rootfs/etc"), 0o755)
-	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"rootfs"}}`), 0o644)
 	defer unix.Umask(unix.Umask(0o022))
 	var stderr bytes.Buffer
-	if err := run([]string{"cgpu-hook", "setup", "--lib-dir", "/drv"}, strings.NewReader(`{"bundle":"`+bundle+`"}`), &stderr); err != nil {
+	args := []string{"cgpu-hook", "setup", "--root", filepath.Join(bundle, "rootfs"), "--lib-dir", "/drv"}
+	if err := run(args, strings.NewReader("{}"), &stderr); err != nil {
 		t.Fatal(err)
 	}
 	if strings.Count(stderr.String(), "\n") != 1 || !strings.Contains(stderr.String(), "run cgpu refresh") {
@@ -294,12 +296,11 @@ func TestReadOnlyRoot(t *testing.T) {
 		testenv.Lacks(t, "cannot mount: %v", err)
 	}
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
-	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"`+dir+`"}}`), 0o644)
 	t.Setenv("CGPU_RUN_DIR", t.TempDir())
 	var stderr bytes.Buffer
 	state := strings.NewReader(`{"bundle":"` + bundle + `"}`)
-	if err := run([]string{"cgpu-hook", "setup", "--link", "a::/lib/a.so", "--lib-dir", "/lib", "--lib", "3::a.so::/lib/a.so"}, state,
-		&stderr); err != nil {
+	if err := run([]string{"cgpu-hook", "setup", "--root", dir, "--link", "a::/lib/a.so", "--lib-dir", "/lib", "--lib", "3::a.so::/lib/a.so"},
+		state, &stderr); err != nil {
 		t.Error(err)
 	}
 	if strings.Count(stderr.String(), "cgpu-hook: the container starts without: ") != 2 {

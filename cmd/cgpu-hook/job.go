@@ -16,6 +16,8 @@ import (
 
 // job is what setup has to do, as spec.Apply wrote it into the hook's arguments.
 type job struct {
+	root      string // the container's
+	binds     []bind
 	links     []device.Link
 	libDirs   []string
 	libraries []ldcache.Entry
@@ -25,6 +27,14 @@ func parseJob(args []string) (job, error) {
 	var j job
 	flags := flag.NewFlagSet("setup", flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // the error says it all, in one line
+	flags.Func("mount", "HOST::PATH of a driver file", func(v string) error {
+		host, to, _ := strings.Cut(v, "::")
+		if !path.IsAbs(host) || !path.IsAbs(to) || path.Clean(to) == "/" {
+			return fmt.Errorf("%q: want HOST::/PATH", v)
+		}
+		j.binds = append(j.binds, bind{host: host, path: path.Clean(to)})
+		return nil
+	})
 	flags.Func("link", "TARGET::PATH of a symbolic link", func(v string) error {
 		target, to, ok := strings.Cut(v, "::")
 		if !ok || target == "" || !path.IsAbs(to) || path.Base(to) == "/" {
@@ -50,5 +60,12 @@ func parseJob(args []string) (job, error) {
 		j.libDirs = append(j.libDirs, path.Clean(v))
 		return nil
 	})
-	return j, flags.Parse(args)
+	flags.StringVar(&j.root, "root", "", "the container's root folder")
+	if err := flags.Parse(args); err != nil {
+		return j, err
+	}
+	if !path.IsAbs(j.root) {
+		return j, fmt.Errorf("setup: --root %q: want an absolute path", j.root)
+	}
+	return j, nil
 }

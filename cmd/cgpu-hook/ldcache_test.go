@@ -43,7 +43,6 @@ func newImage(t *testing.T) image {
 			t.Fatal(err)
 		}
 	}
-	im.file("../config.json", `{"root":{"path":"rootfs"}}`)
 	if err := os.WriteFile(filepath.Join(im.outside, "victim"), []byte("safe"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +128,7 @@ func (im image) silent(name string) {
 
 // setup runs the program as the runtime does.
 func (im image) setup(libs ...ldcache.Entry) (stderr string, err error) {
-	args := []string{"setup", "--link", "libcuda.so.1::/drv/libcuda.so", "--lib-dir", "/drv"}
+	args := []string{"setup", "--root", im.root, "--link", "libcuda.so.1::/drv/libcuda.so", "--lib-dir", "/drv"}
 	for _, l := range libs {
 		args = append(args, "--lib", fmt.Sprintf("%#x::%s::%s", l.Flags, l.Name, l.Path))
 	}

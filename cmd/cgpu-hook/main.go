@@ -3,7 +3,7 @@
 // Command cgpu-hook runs at fixed points of a container's life, where spec.Apply put it into config.json:
 //
 //	started  (createRuntime)   notes the container's first process, in preload mode; has the driver limit its cgroup
-//	setup    (createContainer) links and ld cache for the driver's libraries, in the container's mount namespace
+//	setup    (createContainer) the driver's files, links and ld cache for its libraries, in the container's mount namespace
 //	release  (poststop)        gives the reservation back
 //
 // A hook "allocated" is how an allocation of Kubernetes travels to cgpu-runtime (package alloc), which takes it out. It runs
@@ -61,7 +61,7 @@ func run(args []string, stdin io.Reader, stderr io.Writer) error {
 	case "started":
 		return started(args[2:], stdin)
 	case "setup":
-		return setup(args[2:], stdin, stderr)
+		return setup(args[2:], stderr)
 	case "release":
 		return release(args[2:], stdin)
 	case alloc.HookCommand:
@@ -202,16 +202,12 @@ func tellLost(r ledger.Record) {
 const guardTime = 500 * time.Millisecond
 
 // setup prepares the container's file system for the driver's libraries.
-func setup(args []string, stdin io.Reader, stderr io.Writer) error {
+func setup(args []string, stderr io.Writer) error {
 	job, err := parseJob(args)
 	if err != nil {
 		return err
 	}
-	path, err := rootPath(stdin)
-	if err != nil {
-		return err
-	}
-	root, err := openRoot(path)
+	root, err := openRoot(job.root)
 	if err != nil {
 		return err
 	}
@@ -221,7 +217,12 @@ func setup(args []string, stdin io.Reader, stderr io.Writer) error {
 	said, failed := make([]bytes.Buffer, 3), make([]error, 3)
 	var all sync.WaitGroup
 	for i, work := range []func(stderr io.Writer) error{
-		func(stderr io.Writer) error { return makeLinks(root, job.links, stderr) },
+		func(stderr io.Writer) error {
+			if err := bindFiles(root, job.binds); err != nil {
+				return err
+			}
+			return makeLinks(root, job.links, stderr) // after them, so that none is made where a file is to be
+		},
 		func(io.Writer) error { return keepDeviceNodes(root, "/proc/driver/nvidia/params") },
 		func(stderr io.Writer) error { return forgive(stderr, updateCache(root, job, stderr)) },
 	} {
@@ -243,32 +244,4 @@ func readState(stdin io.Reader) (specs.State, error) {
 		return s, fmt.Errorf("container state: %w", err)
 	}
 	return s, nil
-}
-
-// rootPath finds the container's root folder.
-func rootPath(stdin io.Reader) (string, error) {
-	state, err := readState(stdin)
-	if err != nil {
-		return "", err
-	}
-	raw, err := os.ReadFile(filepath.Join(state.Bundle, "config.json"))
-	if err != nil {
-		return "", err
-	}
-	var config struct {
-		Root struct {
-			Path string `json:"path"`
-		} `json:"root"`
-	}
-	if err := json.Unmarshal(raw, &config); err != nil {
-		return "", fmt.Errorf("%s: %w", state.Bundle, err)
-	}
-	switch path := config.Root.Path; {
-	case path == "":
-		return "", fmt.Errorf("%s: config.json has no root.path", state.Bundle)
-	case filepath.IsAbs(path):
-		return path, nil
-	default:
-		return filepath.Join(state.Bundle, path), nil
-	}
 }

@@ -40,10 +40,15 @@ type folder struct {
 
 func (f folder) close() { unix.Close(f.fd) }
 
-// folder opens a folder and makes what is missing of it.
+// folder opens a folder of the image and makes what is missing of it.
 func (r root) folder(name string) (folder, error) {
+	return r.folderIn(name, inside.SameMount, 0)
+}
+
+// folderIn does so, and resolves the name as package inside says. So many links to what is not there may lead to a folder that is made.
+func (r root) folderIn(name string, resolve uint64, links int) (folder, error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY
-	open := func(name string) (int, error) { return inside.Open(r.fd, name, flags, inside.SameMount) }
+	open := func(name string) (int, error) { return inside.Open(r.fd, name, flags, resolve) }
 	fd, err := open(name)
 	made := ""
 	for part := range strings.SplitSeq(strings.Trim(path.Clean(name), "/"), "/") {
@@ -55,6 +60,9 @@ func (r root) folder(name string) (folder, error) {
 			return folder{}, openErr
 		}
 		mkdirErr := unix.Mkdirat(parent, part, 0o755)
+		if errors.Is(mkdirErr, unix.EEXIST) && links > 0 {
+			r.makeTarget(parent, made, part, resolve, links-1)
+		}
 		unix.Close(parent)
 		made += "/" + part
 		if mkdirErr != nil && !errors.Is(mkdirErr, unix.EEXIST) {
@@ -66,6 +74,22 @@ func (r root) folder(name string) (folder, error) {
 		return folder{}, fmt.Errorf("%s is in a volume, or leads to one: %w", name, unix.EXDEV)
 	}
 	return folder{fd, name}, err
+}
+
+// makeTarget makes the folder to which base, a link in the folder parent, leads: then what is opened by its name is there.
+func (r root) makeTarget(parent int, name, base string, resolve uint64, links int) {
+	var text [unix.PathMax]byte
+	n, err := unix.Readlinkat(parent, base, text[:])
+	if err != nil {
+		return // a folder that another process has made
+	}
+	to := string(text[:n])
+	if !path.IsAbs(to) {
+		to = path.Join("/"+name, to)
+	}
+	if f, err := r.folderIn(to, resolve, links); err == nil {
+		f.close()
+	}
 }
 
 // open opens a file of the folder, but not what is mounted there, and no link's target.

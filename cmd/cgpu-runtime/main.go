@@ -197,6 +197,12 @@ func create(c *call, runDir string) (undo func(), err error) {
 		return undo, err
 	}
 	plan.RunDir, plan.Version = runDir, version
+	low, err := findRuntime(configured(runDir), c.creator())
+	if err != nil {
+		return undo, err
+	}
+	// When crun runs hooks, a read-only root is read-only already.
+	plan.HookMounts = plan.HookMounts && !isCrun(low)
 	if plan.Limiter != "" {
 		if plan.Preload, err = preloadFile(ask.Doc, c.bundle, record); err != nil {
 			return undo, err

@@ -31,7 +31,9 @@ type Table struct {
 	// Nodes are the device nodes every vGPU container gets beside its GPUs: nvidiactl and nvidia-uvm.
 	Nodes  []Node  `json:"nodes"`
 	Mounts []Mount `json:"mounts,omitempty"` // driver libraries and binaries (nvcdi); none for the simulated driver
-	Links  []Link  `json:"links,omitempty"`  // symbolic links to make in the container
+	// HookMounts: a hook can mount them so that each is read-only before it is seen (mount_setattr(2), Linux 5.12).
+	HookMounts bool   `json:"hookMounts,omitempty"`
+	Links      []Link `json:"links,omitempty"` // symbolic links to make in the container
 	// LibDirs are folders of driver libraries in the container.
 	LibDirs []string `json:"libDirs,omitempty"`
 	// Libraries are what the container's ld cache must have.

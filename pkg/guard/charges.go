@@ -24,6 +24,7 @@ type charge struct {
 	fabric     bool        // it has, or had, NVLink addresses
 	fabrics    int         // handles on them, and calls under way that make some
 	flexible   quota.Bytes // of NVLink addresses that have no memory of their own
+	attached   int         // to these: pieces of memory, at most
 }
 
 // onOtherGPU reports device memory that is not on a GPU. The driver never compares: it takes the address of the memory for one on the GPU
@@ -70,8 +71,9 @@ func (a *account) countReference(ch *charge, references *int, by int) {
 func (ch *charge) zombie() bool { return ch.handles == 0 && ch.references > 0 && !ch.tables }
 
 func (a *account) refund(ch *charge) {
-	if ch.flexible > 0 {
-		a.gpus[ch.gpu].flexible -= ch.flexible
+	if g := &a.gpus[ch.gpu]; ch.flexible > 0 {
+		g.flexible -= min(ch.flexible, g.flexible)
+		g.attached -= min(ch.attached, g.attached)
 	}
 	if ch.host {
 		a.hostUsed -= min(ch.size, a.hostUsed)

@@ -55,7 +55,7 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if g.account.onOtherGPU(client, memory, gpu) || g.account.gpuOf(client, mapper.handle) != gpu {
 		return answer(c.denyOtherGPU())
 	}
-	if m, _ := g.account.lookup(client, memory); m.charge.isFlexible() {
+	if g.account.isFlexible(client, memory) {
 		return answer(c.denyFlexible())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
@@ -101,6 +101,10 @@ func (g *Guard) checkUnmapDMA(c *trappedCall) plan {
 		if c.isUnseen(c.target(), rm.U32(o, rm.DMAClient), handle) {
 			return answer(c.denyUnseen())
 		}
+	}
+	// Of flexible NVLink addresses this would detach all that is attached there.
+	if x, _ := g.account.lookup(rm.U32(o, rm.DMAClient), rm.U32(o, rm.DMAMapper)); x.kind == rm.ClassFabric {
+		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
 	if rm.U64(o, form.Length) != 0 && !g.account.roomForDMA() { // a part: one mapping becomes two
 		return answer(c.status(rm.StatusInsufficientResources))

@@ -39,7 +39,7 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
-	if m.kind != rm.ClassVidmem || m.charge == nil {
+	if m.kind != rm.ClassVidmem || m.charge == nil || m.charge.host {
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "fabric", "denied NVLink addresses of what is no device memory of the container's"))
 	}
 	if g.account.onOtherGPU(c.allocClient(), memory, g.account.gpuOf(c.allocClient(), o.parent)) {

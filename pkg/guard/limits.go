@@ -29,6 +29,7 @@ type gpuAccount struct {
 	spilled  quota.Bytes // what is used of it
 	windows  quota.Bytes // of BAR1
 	flexible quota.Bytes // NVLink addresses that have no memory of their own
+	attached int         // pieces of memory at these, at most
 	counts
 	show *page.VGPU // nil: nobody is told
 }

@@ -332,6 +332,7 @@ func (r *restorer) sum() {
 			a.hostUsed += ch.size
 		default:
 			a.gpus[ch.gpu].charge(ch.size, ch.spilled)
+			a.gpus[ch.gpu].flexible += ch.flexible
 		}
 	}
 	for _, m := range r.state.Account.DMA {

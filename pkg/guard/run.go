@@ -104,7 +104,7 @@ func (g *Guard) awaitMemory() {
 		held := false
 		for i := range g.cfg.GPUs {
 			u := g.account.usage(i)
-			held = held || u.used > 0 || u.spilled > 0
+			held = held || u.used > 0 || u.spilled > 0 || u.flexible > 0
 		}
 		if len(g.account.looseWindows()) == 0 && (!held || g.files.count() == 0) { // without a file there is nothing that could hold memory
 			return

@@ -13,7 +13,7 @@ import (
 const applied = "cgpu.io/applied."
 
 // editAnnotations records what was done, so that runc state, CRI and people can see it, and drops records of others.
-func editAnnotations(doc *Document, p Plan) error {
+func editAnnotations(doc *Document, p *Plan) error {
 	annotations, err := doc.root.need("annotations", false)
 	if err != nil {
 		return err

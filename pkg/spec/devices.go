@@ -43,7 +43,7 @@ func readNodes(doc *Document) (nodes []specs.LinuxDevice, raw [][]byte, err erro
 // What an engine or injector put there beside them goes: other GPUs, and nodes that no vGPU container needs and that
 // are ways around the guard (nvidia-modeset, nvidia-uvm-tools, nvidia-caps, an NVIDIA card's /dev/dri). A privileged
 // container lists every node of the host; those of other devices stay.
-func editDevices(doc *Document, p Plan) error {
+func editDevices(doc *Document, p *Plan) error {
 	nodes, raw, err := readNodes(doc)
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func editDevices(doc *Document, p Plan) error {
 }
 
 // keeps decides on one entry of linux.devices; same says that it is a granted node as we would write it.
-func (p Plan) keeps(n specs.LinuxDevice, granted []device.Node) (keep, same bool) {
+func (p *Plan) keeps(n specs.LinuxDevice, granted []device.Node) (keep, same bool) {
 	clean := path.Clean(n.Path)
 	for _, d := range granted {
 		if clean == d.Path {
@@ -95,7 +95,7 @@ func (p Plan) keeps(n specs.LinuxDevice, granted []device.Node) (keep, same bool
 }
 
 // hides says whether n is a device of NVIDIA's driver that was not granted, whatever its path is.
-func (p Plan) hides(n specs.LinuxDevice) bool {
+func (p *Plan) hides(n specs.LinuxDevice) bool {
 	// The simulated driver's nodes carry the numbers of /dev/null: those are not the driver's.
 	if slices.ContainsFunc(p.Hidden, func(d device.Node) bool { return !d.Bind && isNode(n, d) }) {
 		return true

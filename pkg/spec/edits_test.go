@@ -181,27 +181,27 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// TestMembership: a member of a domain has the variables that tell libcuda of it, and of its part what was asked of cgpu.
+// TestMembership: a member of a domain has the variable that tells libcuda of it, and sees its own seat.
 func TestMembership(t *testing.T) {
 	const pipes, rest = "CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu "
 	for _, test := range []struct {
-		env     string
-		domain  string
-		threads int
-		want    string
+		env    string
+		domain string
+		want   string
 	}{
-		{`[]`, "", 0, rest},
-		{`[]`, "team", 0, rest + pipes + " "},
-		{`[]`, "team", 30, rest + pipes + " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 "},
-		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", 30, rest + pipes + " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 "},
-		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", 0, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60 " + rest + pipes + " "},
-		{`["CUDA_MPS_PIPE_DIRECTORY=/x"]`, "team", 0, "CUDA_MPS_PIPE_DIRECTORY=/x " + rest},
+		{`[]`, "", rest},
+		{`[]`, "team", rest + pipes + " "},
+		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60 " + rest + pipes + " "},
+		{`["CUDA_MPS_PIPE_DIRECTORY=/x"]`, "team", "CUDA_MPS_PIPE_DIRECTORY=/x " + rest},
 	} {
 		p := plan(map[int]quota.Bytes{0: quota.GiB})
-		p.Domain, p.Threads = test.domain, test.threads
+		p.Domain, p.Seat = test.domain, 7
 		e := apply(t, []byte(`{"process":{"env":`+test.env+`},"linux":{}}`), p)
 		if got := strings.Join(e.Process.Env, " "); got != test.want+"NVIDIA_VISIBLE_DEVICES=void" {
-			t.Errorf("%s, domain %q, %d %%:\ngot  %s\nwant %s", test.env, test.domain, test.threads, got, test.want)
+			t.Errorf("%s, domain %q:\ngot  %s\nwant %s", test.env, test.domain, got, test.want)
+		}
+		if want := "/" + test.domain + "/seats/7"; test.domain != "" && !strings.HasSuffix(p.Pipes(), want) {
+			t.Errorf("its folder is %s, want %s", p.Pipes(), want)
 		}
 	}
 }
@@ -382,5 +382,48 @@ func TestOwn(t *testing.T) {
 	}
 	if _, err := decode(t, []byte(`{"mounts":{}}`)).Own(); err == nil {
 		t.Error("accepted mounts that are no list")
+	}
+}
+
+// TestHookMounts: cgpu-hook mounts ordinary driver files, where it can, and the runtime all others.
+func TestHookMounts(t *testing.T) {
+	const lib, other, own = "/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "/run/nvidia-persistenced/socket", "/usr/bin/nvidia-smi"
+	p := plan(map[int]quota.Bytes{0: quota.GiB})
+	p.HookMounts = true
+	p.Mounts = append(p.Mounts, p.Mounts[0], // twice
+		device.Mount{Host: other, Container: other, Options: append(slices.Clone(p.Mounts[0].Options), "noexec")},
+		device.Mount{Host: "/opt/nvidia-smi", Container: own, Options: p.Mounts[0].Options})
+	p.Links, p.LibDirs, p.Libraries = nil, nil, nil
+	const mine = `{"destination":"/usr/bin/../bin/nvidia-smi","source":"/mine"}`
+	for name, tt := range map[string]struct {
+		config          string
+		hook, byRuntime []string
+	}{
+		"a container":         {``, []string{lib, own}, []string{other}},
+		"a place is taken":    {`"mounts":[` + mine + `],`, []string{lib}, []string{other}},
+		"root of other users": {`"linux":{"namespaces":[{"type":"mount"},{"type":"user"}]},`, nil, []string{lib, other, own}},
+	} {
+		doc := decode(t, []byte(`{`+tt.config+`"process":{}}`))
+		if err := Apply(doc, p); err != nil {
+			t.Fatal(err)
+		}
+		e := value[edited](t, doc.Encode())
+		var hook, byRuntime []string
+		for _, h := range e.Hooks["createContainer"] {
+			for i, arg := range h.Args {
+				if arg == "--mount" {
+					_, at, _ := strings.Cut(h.Args[i+1], "::")
+					hook = append(hook, at)
+				}
+			}
+		}
+		for _, m := range e.Mounts {
+			if m.Destination == lib || m.Destination == other || m.Destination == own {
+				byRuntime = append(byRuntime, m.Destination)
+			}
+		}
+		if !slices.Equal(hook, tt.hook) || !slices.Equal(byRuntime, tt.byRuntime) {
+			t.Errorf("%s: the hook has %v, the runtime %v, want %v and %v", name, hook, byRuntime, tt.hook, tt.byRuntime)
+		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // editHooks removes NVIDIA's hooks that would undo our work and adds ours, behind those of others.
-func editHooks(doc *Document, p Plan) error {
+func editHooks(doc *Document, p *Plan) error {
 	hooks, err := doc.within("hooks")
 	if err != nil {
 		return err
@@ -26,7 +26,11 @@ func editHooks(doc *Document, p Plan) error {
 	}
 	// Hooks inherit nothing: what they need is in Args and Env, and paths are absolute.
 	env := []string{"CGPU_RUN_DIR=" + p.RunDir, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	if args := setupArgs(p); args != nil {
+	root, err := doc.Root()
+	if err != nil {
+		return err
+	}
+	if args := setupArgs(p, root); args != nil {
 		// It reads what the image's author made, who might make it slow.
 		timeout := 20
 		if err := addHook(doc, "createContainer", specs.Hook{Path: p.Hook, Args: args, Env: env, Timeout: &timeout}); err != nil {
@@ -47,11 +51,14 @@ func editHooks(doc *Document, p Plan) error {
 
 // setupArgs is what cgpu-hook setup has to do in the container, all of it in its arguments: the driver may change
 // between create and start, the spec does not. Nil when there is nothing to do, since a hook costs a few milliseconds.
-func setupArgs(p Plan) []string {
-	if len(p.Links) == 0 && len(p.LibDirs) == 0 {
+func setupArgs(p *Plan, root string) []string {
+	if len(p.hooked) == 0 && len(p.Links) == 0 && len(p.LibDirs) == 0 {
 		return nil
 	}
-	args := []string{path.Base(p.Hook), "setup"}
+	args := []string{path.Base(p.Hook), "setup", "--root", root}
+	for _, m := range p.hooked {
+		args = append(args, "--mount", m.Source+"::"+m.Destination)
+	}
 	for _, l := range p.Links {
 		args = append(args, "--link", l.Target+"::"+l.Path)
 	}

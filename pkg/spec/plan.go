@@ -12,7 +12,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -29,10 +30,13 @@ type Plan struct {
 	// Common are the nodes that every container with a GPU needs: nvidiactl and nvidia-uvm.
 	Common []device.Node
 	// Hidden are nodes of GPUs that were not granted; they are taken out wherever an engine or injector put them.
-	Hidden  []device.Node
-	Mounts  []device.Mount // driver files
-	Links   []device.Link  // made by the createContainer hook
-	LibDirs []string       // named by the createContainer hook in the container's /etc/ld.so.conf.d
+	Hidden []device.Node
+	Mounts []device.Mount // driver files
+	// HookMounts has the createContainer hook mount ordinary driver files.
+	HookMounts bool
+	hooked     []specs.Mount // which these are
+	Links      []device.Link // made by the createContainer hook
+	LibDirs    []string      // named by the createContainer hook in the container's /etc/ld.so.conf.d
 	// Libraries are put into the container's ld cache by the createContainer hook.
 	Libraries []device.Library
 	Env       []string // added where the container does not set the variable itself
@@ -54,8 +58,8 @@ type Plan struct {
 	// Domain is the trust domain; empty: none. DomainServer: it is its MPS server.
 	Domain       string
 	DomainServer bool
-	// Threads, of a member, is its part of the multiprocessors in percent; 0: all.
-	Threads int
+	// Seat, of a member, is the number of its folder at the server.
+	Seat int
 	// Version of cgpu, for the record.
 	Version string
 }
@@ -72,8 +76,9 @@ type GPU struct {
 func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
 		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload && !record.DriverOnly,
-		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer, Threads: record.Threads,
-		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
+		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer, Seat: record.Seat,
+		Common: table.Nodes, Mounts: table.Mounts, HookMounts: table.HookMounts, Links: table.Links, LibDirs: table.LibDirs,
+		Libraries: table.Libraries, Env: table.Env,
 	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
@@ -90,24 +95,13 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 	return p
 }
 
-// Variables of libcuda's for MPS: where its domain's server is, and which part of the multiprocessors it uses, in percent.
-const (
-	PipeVariable    = "CUDA_MPS_PIPE_DIRECTORY=" + page.PipesPath
-	ThreadsVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-)
+// PipeVariable tells libcuda where its domain's server is.
+const PipeVariable = "CUDA_MPS_PIPE_DIRECTORY=" + page.PipesPath
 
-// Membership is what the environment of a domain's member has of them.
-func (p *Plan) Membership() []string {
-	switch {
-	case p.Domain == "" || p.DomainServer:
-		return nil
-	case p.Threads == 0:
-		return []string{PipeVariable}
-	}
-	return []string{PipeVariable, ThreadsVariable + "=" + strconv.Itoa(p.Threads)}
-}
+// IsMember: the container is a member of a domain.
+func (p *Plan) IsMember() bool { return p.Domain != "" && !p.DomainServer }
 
-// Pipes is the folder on the host that is to be seen at page.PipesPath: of a domain's server all of it, of a member its part; empty: none.
+// Pipes is the folder on the host that is to be seen at page.PipesPath: of a domain's server all of it, of a member its seat; empty: none.
 func (p *Plan) Pipes() string {
 	if p.Domain == "" || len(p.GPUs) == 0 {
 		return ""
@@ -116,11 +110,11 @@ func (p *Plan) Pipes() string {
 	if p.DomainServer {
 		return pipes
 	}
-	return page.Part(filepath.Join(pipes, page.Members), p.Threads)
+	return page.Seat(filepath.Join(pipes, page.Members), p.Seat)
 }
 
 // Nodes are the device nodes that the container gets.
-func (p Plan) Nodes() []device.Node {
+func (p *Plan) Nodes() []device.Node {
 	nodes := make([]device.Node, 0, len(p.Common)+len(p.GPUs))
 	nodes = append(nodes, p.Common...)
 	for _, g := range p.GPUs {
@@ -133,11 +127,17 @@ func (p Plan) Nodes() []device.Node {
 func Apply(doc *Document, p Plan) error {
 	if pipes := p.Pipes(); pipes != "" {
 		p.Mounts = append(slices.Clip(p.Mounts), device.Mount{Host: pipes, Container: page.PipesPath, Options: dataOptions})
-		p.Env = append(slices.Clip(p.Env), p.Membership()...)
+		p.Env = append(slices.Clip(p.Env), PipeVariable)
 	}
+	// The root of another user namespace may not reach a driver file for which the runtime, that root's parent, opens it.
+	namespaces, err := doc.list("namespaces", "linux")
+	if err != nil {
+		return fmt.Errorf("spec: %w", err)
+	}
+	p.HookMounts = p.HookMounts && !slices.ContainsFunc(namespaces, func(raw []byte) bool { return speaksOf(raw, `"user"`) })
 	for _, edit := range []struct {
 		name string
-		do   func(*Document, Plan) error
+		do   func(*Document, *Plan) error
 	}{
 		{"devices", editDevices},
 		{"device rules", editRules},
@@ -148,7 +148,7 @@ func Apply(doc *Document, p Plan) error {
 		{"hooks", editHooks},
 		{"annotations", editAnnotations},
 	} {
-		if err := edit.do(doc, p); err != nil {
+		if err := edit.do(doc, &p); err != nil {
 			return fmt.Errorf("spec: %s: %w", edit.name, err)
 		}
 	}

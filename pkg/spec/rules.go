@@ -37,7 +37,7 @@ func readRules(doc *Document) (rules []specs.LinuxDeviceCgroup, raw [][]byte, er
 // Ours come last, behind the engine's deny-all, for the last rule that matches wins. "rw" is enough: runc and crun
 // allow mknod for every number, so that they can make the nodes, and opening is what counts. A rule for everything
 // (privileged) stays, since other devices depend on it.
-func editRules(doc *Document, p Plan) error {
+func editRules(doc *Document, p *Plan) error {
 	rules, raw, err := readRules(doc)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func editRules(doc *Document, p Plan) error {
 }
 
 // replaces says whether the permission r is one of NVIDIA's nodes: then it goes, and ours say what is allowed.
-func (p Plan) replaces(r specs.LinuxDeviceCgroup) bool {
+func (p *Plan) replaces(r specs.LinuxDeviceCgroup) bool {
 	if r.Type != "c" || r.Major == nil || *r.Major < 0 {
 		return false
 	}

@@ -21,7 +21,7 @@ type conditions []specs.LinuxSeccompArg
 
 // editSeccomp makes the container's seccomp filter hand the driver's escapes to the guard. Where there is no guard the profile stays as
 // it is.
-func editSeccomp(doc *Document, p Plan) error {
+func editSeccomp(doc *Document, p *Plan) error {
 	switch {
 	case p.Socket != "":
 	case p.PageWritable && p.Page != "" && p.Limiter != "", p.DriverLimits && !p.PageWritable:

@@ -56,7 +56,7 @@ func bench(out string, rounds int, only string, files int) error {
 	if err != nil {
 		return err
 	}
-	// Or the first start makes the node's table, and the simulated driver, for whose end strace would wait.
+	// Or the first start makes the node's table, and the simulated driver.
 	if r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "refresh"); r.Code != 0 {
 		return fmt.Errorf("%s", r)
 	}

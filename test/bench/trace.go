@@ -5,28 +5,27 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/opencgpu/cgpu/test/node"
 )
 
-// traced is how many starts are traced. Strace makes them slower, by what it does at each program's and each thread's beginning and end, so
-// what it says is where the time goes, and not how much it is: that is what starts measures.
-const traced = 10
-
-// traces shows where a start's time goes: medians of the parts, for a container with a quota, and for one without.
+// traces shows where a start's time goes, by the kernel's own tracer (strace stops programs at each call and makes mounts four times as
+// long): medians of the parts, for a container with a quota, and for one without.
 func traces(lab *node.Node, rounds int) ([]figure, error) {
-	strace, err := exec.LookPath("strace")
+	dir, err := startTracer()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench: no trace of a start: there is no strace")
+		fmt.Fprintln(os.Stderr, "bench: no trace of a start:", err)
 		return nil, nil
 	}
+	defer os.Remove(dir)
 	var figures []figure
 	for _, way := range []struct {
 		name string
@@ -34,8 +33,8 @@ func traces(lab *node.Node, rounds int) ([]figure, error) {
 	}{{"traced, quota: ", quota}, {"traced, no quota: ", nil}} {
 		var order []string
 		parts := map[string][]float64{}
-		for round := range min(rounds, traced) + 1 {
-			events, err := trace(lab, strace, fmt.Sprintf("trace%d-%d", os.Getpid(), round), way.env)
+		for round := range rounds + 1 {
+			events, err := trace(lab, dir, fmt.Sprintf("trace%d-%d", os.Getpid(), round), way.env)
 			if err != nil {
 				return nil, err
 			}
@@ -56,21 +55,45 @@ func traces(lab *node.Node, rounds int) ([]figure, error) {
 	return figures, nil
 }
 
-// trace starts a container below strace, and has what its programs did.
-func trace(lab *node.Node, strace, id string, env []string) ([]traceEvent, error) {
+// startTracer makes an instance of the kernel's tracer, a folder that is to be removed, for what a start does.
+func startTracer() (string, error) {
+	dir := fmt.Sprintf("/sys/kernel/tracing/instances/cgpu-bench-%d", os.Getpid())
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", err
+	}
+	var failed []error
+	for file, text := range map[string]string{
+		"set_event_pid":  strconv.Itoa(os.Getpid()), // with none there it would trace all
+		"buffer_size_kb": "1024", "options/event-fork": "1", "events/sched/sched_process_exec/enable": "1",
+		"events/sched/sched_process_exit/enable": "1", "events/syscalls/sys_enter_mount/enable": "1",
+		"events/syscalls/sys_enter_move_mount/enable": "1", "events/syscalls/sys_enter_pivot_root/enable": "1",
+	} {
+		failed = append(failed, os.WriteFile(filepath.Join(dir, file), []byte(text), 0))
+	}
+	if err := errors.Join(failed...); err != nil {
+		os.Remove(dir)
+		return "", err
+	}
+	return dir, nil
+}
+
+// trace starts a container, and has what its programs did.
+func trace(lab *node.Node, tracer, id string, env []string) ([]traceEvent, error) {
 	root := filepath.Join(lab.Dir, "bench")
-	bundle, file := filepath.Join(root, "bundle"), filepath.Join(root, "trace")
+	bundle, file := filepath.Join(root, "bundle"), filepath.Join(tracer, "trace")
 	if err := lab.Bundle(bundle, func(spec map[string]any) { node.SetProcess(spec, env, "true") }); err != nil {
 		return nil, err
 	}
-	// One strace around all, as it ends with the last of those that it traces, and the guard lives until the end.
-	script := `"$0" --root "$1" create --bundle "$2" "$3" && "$0" --root "$1" start "$3"
+	if err := os.WriteFile(file, nil, 0); err != nil { // forgets what was
+		return nil, err
+	}
+	// The tracer follows the shell, and with it all that it starts.
+	const script = `echo $$ >>"$4" && "$0" --root "$1" create --bundle "$2" "$3" && "$0" --root "$1" start "$3"
 		status=$?
 		"$0" --root "$1" delete --force "$3"
 		exit $status`
-	calls := "trace=execve,mount,move_mount,symlinkat,renameat"
-	r := lab.Run(nil, strace, "-f", "-ttt", "--seccomp-bpf", "-s", "200", "-o", file, "-e", calls,
-		"sh", "-c", script, filepath.Join(lab.Bin, "cgpu-runtime"), filepath.Join(root, "state"), bundle, id)
+	r := lab.Run(nil, "sh", "-c", script, filepath.Join(lab.Bin, "cgpu-runtime"), filepath.Join(root, "state"), bundle, id,
+		filepath.Join(tracer, "set_event_pid"))
 	if r.Code != 0 {
 		return nil, fmt.Errorf("%s", r)
 	}
@@ -81,28 +104,27 @@ func trace(lab *node.Node, strace, id string, env []string) ([]traceEvent, error
 	return readTrace(string(text)), nil
 }
 
-// traceEvent is a line of strace's: a program that begins (its base name, and its arguments), one that ends, a mount, a link, a new name.
+// traceEvent is a line of the trace: a program that begins (its base name), a thread that ends, a mount, a new root.
 type traceEvent struct {
 	pid        string
 	at         float64 // ms
 	call, name string
-	args       string
 }
 
 var (
-	traceLine = regexp.MustCompile(`(?m)^(\d+) +(\d+\.\d+) (?:(\w+)\((.*)|\+\+\+ (exited) .*)$`)
-	traceExec = regexp.MustCompile(`^"([^"]*)", \[(.*?)\]`)
+	traceLine = regexp.MustCompile(`(?m)^ *.*-(\d+) +\[\d+\] +\S+ +(\d+\.\d+): (\w+)(?:: |\()(.*)$`)
+	traceExec = regexp.MustCompile(`^filename=(\S+)`)
 )
 
 func readTrace(text string) (events []traceEvent) {
 	for _, m := range traceLine.FindAllStringSubmatch(text, -1) {
 		seconds, err := strconv.ParseFloat(m[2], 64)
-		if err != nil || strings.Contains(m[4], ") = -1 ") {
+		if err != nil {
 			continue
 		}
-		e := traceEvent{pid: m[1], at: seconds * 1000, call: m[3] + m[5], args: m[4]}
-		if p := traceExec.FindStringSubmatch(m[4]); e.call == "execve" && p != nil {
-			e.name, e.args = filepath.Base(p[1]), p[2]
+		e := traceEvent{pid: m[1], at: seconds * 1000, call: m[3]}
+		if p := traceExec.FindStringSubmatch(m[4]); p != nil {
+			e.name = p[1]
 		}
 		events = append(events, e)
 	}
@@ -111,10 +133,11 @@ func readTrace(text string) (events []traceEvent) {
 
 type part struct {
 	name string
-	took float64 // ms; of "mounts" how many
+	took float64 // ms; of "calls" how many
 }
 
-// split is what lies between the events of one start.
+// split is what lies between the events of one start: cgpu-runtime is called three times, for create, start and delete, and cgpu-hook in
+// the first and in the last of them.
 func split(events []traceEvent) (parts []part) {
 	add := func(name string, from, to *traceEvent) {
 		if from != nil && to != nil {
@@ -130,61 +153,61 @@ func split(events []traceEvent) (parts []part) {
 		}
 		return nil
 	}
-	begins := func(name, arg string) func(traceEvent) bool {
-		return func(e traceEvent) bool { return e.call == "execve" && e.name == name && strings.Contains(e.args, arg) }
+	begins := func(name string) func(traceEvent) bool {
+		return func(e traceEvent) bool { return filepath.Base(e.name) == name }
 	}
-	ends := func(of *traceEvent) func(traceEvent) bool {
-		return func(e traceEvent) bool { return of != nil && e.call == "exited" && e.pid == of.pid }
-	}
-	if len(events) == 0 {
+	// end is where a process ends: the last that is said of its number, since a program that is executed by another thread ends it, too.
+	end := func(of *traceEvent) *traceEvent {
+		for i := len(events) - 1; of != nil && i >= 0; i-- {
+			if events[i].call == "sched_process_exit" && events[i].pid == of.pid {
+				return &events[i]
+			}
+		}
 		return nil
 	}
-	create := first(&events[0], begins("cgpu-runtime", `"create"`))
-	guard := first(create, begins("cgpu-guard", ""))
-	runc := first(create, begins("runc", `"create"`))
-	inits := first(runc, func(e traceEvent) bool { return e.call == "execve" && strings.Contains(e.args, `"init"`) })
-	created := first(runc, ends(create))
-	add("create, all", create, created)
-	add("  cgpu-runtime until it is runc", create, runc)
-	add("    until the guard begins", create, guard)
-	add("  runc until its init begins", runc, inits)
-	var mounts, links []*traceEvent
-	var cache *traceEvent
-	setup := first(create, begins("cgpu-hook", `"setup"`))
+	i := slices.IndexFunc(events, begins("cgpu-runtime"))
+	if i < 0 {
+		return nil
+	}
+	create := &events[i]
+	created := end(create)
+	runc := first(create, begins("runc"))
+	inits := first(runc, func(e traceEvent) bool {
+		return strings.HasPrefix(e.name, "/proc/self/") || strings.HasPrefix(e.name, "/dev/fd/")
+	})
+	pivot := first(inits, func(e traceEvent) bool { return e.call == "sys_pivot_root" })
+	setup := first(inits, begins("cgpu-hook"))
+	if setup != nil && pivot != nil && setup.at > pivot.at {
+		setup = nil // that of delete
+	}
+	ready := end(setup)
+	var mounts, hooked []*traceEvent
 	for i, e := range events {
 		switch {
-		case strings.HasSuffix(e.call, "mount") && created != nil && e.at < created.at:
+		case !strings.HasSuffix(e.call, "mount") || pivot == nil || e.at > pivot.at:
+		case e.pid == pivot.pid:
 			mounts = append(mounts, &events[i])
-		case begins("cgpu-hook", "")(e): // of create, or of delete
-			add("  "+hookName(e), &events[i], first(&events[i], ends(&events[i])))
-		case e.call == "symlinkat" && setup != nil && e.at > setup.at: // runc makes some before
-			links = append(links, &events[i])
-		case e.call == "renameat" && strings.Contains(e.args, `"ld.so.cache"`):
-			cache = &events[i]
+		case setup != nil && e.at > setup.at:
+			hooked = append(hooked, &events[i])
 		}
 	}
+	add("create, all", create, created)
+	add("  cgpu-runtime until it is runc", create, runc)
+	add("    until the guard begins", create, first(create, begins("cgpu-guard")))
+	add("  runc until its init begins", runc, inits)
 	if n := len(mounts); n > 1 {
-		add("  from the first mount to the last", mounts[0], mounts[n-1])
-		parts = append(parts, part{"  number of mounts (no ms)", float64(n)})
+		add("  runc's init until it mounts", inits, mounts[0])
+		add("  runc's mounts, from the first to the last", mounts[0], mounts[n-1])
+		parts = append(parts, part{"    calls for them (no ms)", float64(n)})
 	}
-	if n := len(links); n > 0 {
-		add("  links, of cgpu-hook setup", links[0], links[n-1])
-		add("  ld cache, of cgpu-hook setup", links[n-1], cache)
+	add("  cgpu-hook setup", setup, ready)
+	if n := len(hooked); n > 1 {
+		add("    its mounts", hooked[0], hooked[n-1])
 	}
-	start := first(created, begins("cgpu-runtime", `"start"`))
-	startRunc := first(start, begins("runc", `"start"`))
-	program := first(start, begins("true", ""))
-	add("start, all", start, first(start, ends(start)))
-	add("  cgpu-runtime start until it is runc", start, startRunc)
-	add("  runc until the program begins", startRunc, program)
+	add("  runc from its new root to the end", pivot, created)
+	start := first(created, begins("cgpu-runtime"))
+	add("start, all", start, end(start))
+	add("  cgpu-runtime start until it is runc", start, first(start, begins("runc")))
+	add("  runc until the program begins", first(start, begins("runc")), first(start, begins("true")))
 	return parts
-}
-
-// hookName is a hook's program with its first word.
-func hookName(e traceEvent) string {
-	words := strings.Split(e.args, ", ")
-	if len(words) > 1 {
-		return "cgpu-hook " + strings.Trim(words[1], `"`)
-	}
-	return "cgpu-hook"
 }

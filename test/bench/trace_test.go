@@ -9,33 +9,36 @@ import (
 	"testing"
 )
 
-// TestSplit: the parts of a start, from lines as strace writes them.
+// TestSplit: the parts of a start, from lines as the kernel's tracer writes them.
 func TestSplit(t *testing.T) {
-	const text = `1  100.000 execve("/usr/bin/sh", ["sh", "-c", "cgpu-runtime create"], 0x1 /* 2 vars */) = 0
-2  100.001 execve("/bin/cgpu-runtime", ["cgpu-runtime", "--root", "/s", "create", "t1"], 0x1 /* 2 vars */) = 0
-3  100.002 execve("/no/cgpu-guard", ["cgpu-guard"], 0x1 /* 2 vars */) = -1 ENOENT (No such file or directory)
-3  100.003 execve("/bin/cgpu-guard", ["cgpu-guard"], 0x1 /* 2 vars */) = 0
-2  100.005 execve("/usr/sbin/runc", ["runc", "--root", "/s", "create", "t1"], 0x1 <unfinished ...>
-2  100.006 <... execve resumed>) = 0
-4  100.009 execve("/proc/self/exe", ["/usr/sbin/runc", "init"], 0x1 /* 7 vars */) = 0
-4  100.010 mount("", "/", NULL, MS_REC, NULL) = 0
-4  100.014 move_mount(3, "", 4, "", 0) = 0
-4  100.015 symlinkat("/proc/self/fd", 5, "fd") = 0
-5  100.016 execve("/bin/cgpu-hook", ["cgpu-hook", "setup", "--link", "a"], 0x1 /* 2 vars */) = 0
-6  100.017 symlinkat("libcuda.so.1", 7, "libcuda.so") = 0
-6  100.018 symlinkat("libcuda.so.2", 7, "libcuda.so.1") = 0
-6  100.020 renameat(7, ".x", 7, "ld.so.cache") = 0
-5  100.021 +++ exited with 0 +++
-2  100.024 +++ exited with 0 +++
-8  100.030 execve("/bin/cgpu-runtime", ["cgpu-runtime", "start", "t1"], 0x1 /* 2 vars */) = 0
-8  100.032 execve("/usr/sbin/runc", ["runc", "start", "t1"], 0x1 /* 2 vars */) = 0
-4  100.035 execve("/bin/true", ["true"], 0x1 /* 7 vars */) = 0
-8  100.036 +++ exited with 0 +++
+	const text = `# tracer: nop
+#           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION
+           <...>-2       [000] ..... 100.001000: sched_process_exec: filename=/bin/cgpu-runtime pid=2 old_pid=2
+      cgpu-guard-3       [000] ..... 100.003000: sched_process_exec: filename=/bin/cgpu-guard pid=3 old_pid=3
+    cgpu-runtime-2       [000] ..... 100.004900: sched_process_exit: comm=cgpu-runtime pid=2 prio=120 group_dead=false
+            runc-2       [000] d..2. 100.005000: sched_process_exec: filename=/usr/sbin/runc pid=2 old_pid=2
+             exe-4       [000] ..... 100.009000: sched_process_exec: filename=/proc/self/exe pid=4 old_pid=4
+             exe-4       [000] ..... 100.009100: sys_mount(dev_name: 7fff, dir_name: 7fff, type: 0, flags: 1000, data: 0)
+ runc:[0:PARENT]-4       [000] ..... 100.009500: sched_process_exit: comm=runc:[0:PARENT] pid=4 prio=120 group_dead=true
+   runc:[2:INIT]-9       [000] ..... 100.010000: sys_mount(dev_name: 7fff, dir_name: 7fff, type: 0, flags: 84000, data: 0)
+   runc:[2:INIT]-9       [000] ..... 100.014000: sys_mount(dev_name: 7fff, dir_name: 7fff, type: 0, flags: 1000, data: 0)
+       cgpu-hook-5       [000] ..... 100.016000: sched_process_exec: filename=/bin/cgpu-hook pid=5 old_pid=5
+       cgpu-hook-6       [001] ..... 100.018000: sys_move_mount(from_dfd: 7, from_pathname: c0, to_dfd: 8, to_pathname: c0, flags: 44)
+       cgpu-hook-6       [001] ..... 100.018500: sys_move_mount(from_dfd: 7, from_pathname: c0, to_dfd: 8, to_pathname: c0, flags: 44)
+       cgpu-hook-5       [001] ..... 100.021000: sched_process_exit: comm=cgpu-hook pid=5 prio=120 group_dead=true
+   runc:[2:INIT]-9       [000] ..... 100.022000: sys_pivot_root(new_root: c0, put_old: c0)
+   runc:[2:INIT]-9       [000] ..... 100.023000: sys_mount(dev_name: 7fff, dir_name: 7fff, type: 0, flags: 1000, data: 0)
+            runc-2       [000] ..... 100.024000: sched_process_exit: comm=runc pid=2 prio=120 group_dead=true
+    cgpu-runtime-8       [000] ..... 100.030000: sched_process_exec: filename=/bin/cgpu-runtime pid=8 old_pid=8
+            runc-8       [000] ..... 100.032000: sched_process_exec: filename=/usr/sbin/runc pid=8 old_pid=8
+            true-9       [000] ..... 100.035000: sched_process_exec: filename=/bin/true pid=9 old_pid=9
+            runc-8       [000] ..... 100.036000: sched_process_exit: comm=runc pid=8 prio=120 group_dead=true
+       cgpu-hook-10      [000] ..... 100.040000: sched_process_exec: filename=/bin/cgpu-hook pid=10 old_pid=10
 `
 	want := map[string]float64{"create, all": 23, "  cgpu-runtime until it is runc": 4, "    until the guard begins": 2,
-		"  runc until its init begins": 4, "  cgpu-hook setup": 5, "  from the first mount to the last": 4, "  number of mounts (no ms)": 2,
-		"  links, of cgpu-hook setup": 1, "  ld cache, of cgpu-hook setup": 2, "start, all": 6, "  cgpu-runtime start until it is runc": 2,
-		"  runc until the program begins": 3}
+		"  runc until its init begins": 4, "  runc's init until it mounts": 1, "  runc's mounts, from the first to the last": 4,
+		"    calls for them (no ms)": 2, "  cgpu-hook setup": 5, "    its mounts": 0.5, "  runc from its new root to the end": 2,
+		"start, all": 6, "  cgpu-runtime start until it is runc": 2, "  runc until the program begins": 3}
 	got := map[string]float64{}
 	for _, p := range split(readTrace(text)) {
 		got[p.name] = float64(int(p.took*1000+0.5)) / 1000
@@ -43,7 +46,7 @@ func TestSplit(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if parts := split(readTrace("1 1.0 execve(\"/bin/sh\", [\"sh\"], 0) = 0\n")); len(parts) != 0 {
+	if parts := split(readTrace("sh-1 [001] ..... 1.0: sched_process_exec: filename=/usr/bin/sh pid=1 old_pid=1\n")); len(parts) != 0 {
 		t.Errorf("of no start: %v", parts)
 	}
 }

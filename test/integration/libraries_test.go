@@ -6,10 +6,12 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -100,6 +102,30 @@ func TestDriverLibraries(t *testing.T) {
 	c.run(t)
 }
 
+// TestDriverFilesOfRuntimes: driver files are there whoever mounts them, also where the root is read-only and has no place for them: crun
+// has made it so when it runs hooks.
+func TestDriverFilesOfRuntimes(t *testing.T) {
+	for _, runtime := range []string{"crun", "runc"} {
+		t.Run(runtime, func(t *testing.T) {
+			noTrace(t)
+			_, config, _ := strings.Cut(withRuntimes(t, filepath.Join(lab.Dir, "lab", runtime))[0], "=")
+			t.Setenv("CGPU_CONFIG", config)
+			withLibrary(t)
+			place := filepath.Join(lab.Dir, "image", "rootfs", "drv")
+			if err := os.RemoveAll(place); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(place) })
+			bundle, root := t.TempDir(), t.TempDir()
+			quotaBundle(t, bundle, sizeOf("256MiB"), "grep", "-c", "driver", "/drv/libwhose.so.5")
+			id := fmt.Sprintf("files-%s%d", runtime, os.Getpid())
+			if out := run(t, filepath.Join(lab.Bin, "cgpu-runtime"), "--root", root, "run", "--bundle", bundle, id); strings.TrimSpace(out) == "0" {
+				t.Errorf("%q lines of the driver's library", out)
+			}
+		})
+	}
+}
+
 // TestImageOutside: an image that is made to lead who works on it out of its root folder, by /proc and by "..".
 func TestImageOutside(t *testing.T) {
 	noTrace(t)
@@ -161,7 +187,8 @@ func TestHookOfAnother(t *testing.T) {
 	config["mounts"] = []object{{"destination": "/proc", "type": "bind", "source": "/proc", "options": []string{"rbind"}}}
 	config["hooks"] = object{"createContainer": []object{{
 		"path": filepath.Join(dir, "cgpu-hook"), "env": []string{"CGPU_RUN_DIR=" + filepath.Join(dir, "run")},
-		"args": []string{"cgpu-hook", "setup", "--link", "x.so.1::/drv/x.so", "--lib-dir", "/drv", "--lib", "0x303::x.so::/drv/x.so.1"},
+		"args": []string{"cgpu-hook", "setup", "--root", filepath.Join(dir, "rootfs"), "--link", "x.so.1::/drv/x.so", "--lib-dir", "/drv",
+			"--lib", "0x303::x.so::/drv/x.so.1"},
 	}}}
 	if text, err = json.Marshal(config); err == nil {
 		err = os.WriteFile(file, text, 0o644)

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"path"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/inside"
+)
+
+// bind is a driver file of the host that the container sees.
+type bind struct{ host, path string }
+
+// mostLinks is how many links to folders that are not there are followed to make them, such as /lib -> usr/lib in a small image: the
+// runtime does so, too.
+const mostLinks = 8
+
+// bindFiles mounts the driver's files, read-only. The low-level runtime would, too, and takes five times as long: it looks at each part
+// of each path again for each flag.
+func bindFiles(r root, files []bind) error {
+	for _, b := range files {
+		if err := r.bind(b); err != nil {
+			return fmt.Errorf("mount the driver's %s: %w", b.path, err)
+		}
+	}
+	return nil
+}
+
+// bind mounts one. The mount has its flags before it has a place, which somebody may rename meanwhile: nobody ever sees one of the host's
+// files that he could write to.
+func (r root) bind(b bind) error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, b.host, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	if err != nil {
+		return fmt.Errorf("copy the mount of %s: %w", b.host, err)
+	}
+	defer unix.Close(tree)
+	flags := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &flags); err != nil {
+		return fmt.Errorf("make it read-only: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(tree, &st); err != nil {
+		return err
+	}
+	place, err := r.place(b.path, st.Mode&unix.S_IFMT == unix.S_IFDIR)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(place)
+	// As runtimes refuse it: who writes there of a container that begins, such as its AppArmor profile, must reach the kernel.
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(place, &fs); err != nil || fs.Type == unix.PROC_SUPER_MAGIC {
+		return fmt.Errorf("the image has a link to /proc in its place: %w", cmp.Or(err, error(unix.EPERM)))
+	}
+	return unix.MoveMount(tree, "", place, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// place opens what a file, or a folder, is to be mounted over, and makes what is missing, also in a volume: the runtime has always done so.
+func (r root) place(name string, isFolder bool) (int, error) {
+	if isFolder {
+		f, err := r.folderIn(name, inside.AnyMount, mostLinks)
+		return f.fd, err
+	}
+	for range 3 { // a second process may be at work in the same root
+		fd, err := inside.Open(r.fd, name, unix.O_PATH, inside.AnyMount)
+		if !errors.Is(err, unix.ENOENT) {
+			return fd, err
+		}
+		if err := r.makeFile(name); err != nil {
+			return -1, err
+		}
+	}
+	return -1, fmt.Errorf("%s is removed again and again: %w", name, unix.ENOENT)
+}
+
+// makeFile makes an empty file. A link to nothing gives way.
+func (r root) makeFile(name string) error {
+	dir, err := r.folderIn(path.Dir(name), inside.AnyMount, mostLinks)
+	if err != nil {
+		return err
+	}
+	defer dir.close()
+	base := path.Base(name)
+	fd, err := unix.Openat(dir.fd, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o755)
+	switch {
+	case err == nil:
+		return unix.Close(fd)
+	case !errors.Is(err, unix.EEXIST):
+		return dir.fail("create", base, err)
+	}
+	if _, err := unix.Readlinkat(dir.fd, base, make([]byte, 1)); err != nil {
+		return nil //nolint:nilerr // no link: another process has made the file
+	}
+	if err := unix.Unlinkat(dir.fd, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return dir.fail("remove", base, err)
+	}
+	return nil
+}
