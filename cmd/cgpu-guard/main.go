@@ -48,6 +48,9 @@ func main() {
 	}
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
+		case handover.StartArg:
+			exitWith(handover.ServeStart())
+			return
 		case handover.TryArg:
 			tryMain()
 			return

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/test/interrupt"
 	"github.com/opencgpu/cgpu/test/walk"
@@ -39,6 +40,10 @@ const (
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == gpusched.RescueName { // else it would be all the tests once more
 		fmt.Println("a test's guard has no rescuer: set StartRescuer")
+		os.Exit(1)
+	}
+	if len(os.Args) > 1 && os.Args[1] == handover.StartArg {
+		_ = handover.ServeStart()
 		os.Exit(1)
 	}
 	if os.Getenv(childEnv) == "walk" {

@@ -81,15 +81,13 @@ type worker struct {
 
 // serveCalls receives and serves, for as long as this worker is the one that waits.
 func (l *listener) serveCalls() {
-	defer func() {
-		if l.total.Add(-1) == 0 && l.dead.Load() {
-			l.close()
-		}
-	}()
+	rested := false
+	defer func() { l.leave(rested) }()
 	w, err := l.idleWorker()
 	for ; err != nil; w, err = l.idleWorker() { // nobody else comes: calls wait until there is room
 		if l.guard.logOnce("worker", "no memory for a worker", "err", err); l.halted.Load() {
 			l.rest()
+			rested = true
 			return
 		}
 		time.Sleep(workerPause)
@@ -101,7 +99,8 @@ func (l *listener) serveCalls() {
 	l.waiting.Store(thread)
 	w.start = time.Now()
 	w.meter.start(w.start)
-	for l.receive(w) {
+	taken := false // another one waits
+	for !taken && l.receive(w) {
 		begin := time.Since(w.start)
 		l.taken.Add(1)
 		l.waiting.Store(0)
@@ -113,13 +112,12 @@ func (l *listener) serveCalls() {
 		w.serve(w.notif)
 		end := time.Since(w.start)
 		w.meter.countCall(w.succeeded, w.inDriver, end-begin-w.inDriver)
-		if !l.waiting.CompareAndSwap(0, thread) {
-			break
+		if taken = !l.waiting.CompareAndSwap(0, thread); !taken {
+			w.payBill(w.start.Add(end)) // as the one that waits: nobody is started in its place
 		}
-		w.payBill(w.start.Add(end)) // as the one that waits: nobody is started in its place
 	}
 	// Of a filter that is gone nobody waits any more: this thread will do other things, which no signal of wake may hit.
-	l.waiting.CompareAndSwap(thread, starting)
+	rested = !l.waiting.CompareAndSwap(thread, starting) && !taken
 	now := time.Now()
 	u, _ := w.meter.spent(now, true)
 	w.guard.bill.charge(now, u)
@@ -209,10 +207,18 @@ func (l *listener) gone(e error) bool {
 	return false
 }
 
-// rest has nobody wait, of a listener that is halted.
+// rest has nobody wait, of a listener that is halted. leave comes afterwards.
 func (l *listener) rest() {
 	l.waiting.Store(0)
-	if l.settle(); !l.halted.Load() { // unpark may have found this worker still waiting
+	l.settle()
+}
+
+// leave is a worker's end.
+func (l *listener) leave(rested bool) {
+	switch {
+	case l.total.Add(-1) == 0 && l.dead.Load():
+		l.close()
+	case rested: // unpark may have found this worker still waiting, or, with it, too many for another one
 		l.spawn()
 	}
 }

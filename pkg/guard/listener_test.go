@@ -32,24 +32,56 @@ func TestReceiveFails(t *testing.T) {
 }
 
 // TestUnparkFindsWaiting: a worker that ceases to wait just when its filter is served again starts another one: unpark, which found it
-// waiting, did not.
+// waiting, did not. So it is where all other workers there can be have slow calls.
 func TestUnparkFindsWaiting(t *testing.T) {
-	null, err := os.Open(os.DevNull) // a filter that is gone
+	for _, workers := range []int32{1, maxWorkers} { // with the one that this test is, and for which there was no memory
+		l := goneFilter(t)
+		l.total.Store(workers)
+		l.waiting.Store(starting)
+		l.park()
+		l.unpark()
+		l.rest()
+		l.leave(true)
+		for l.total.Load() >= workers {
+			shortly()
+		}
+		if len(l.spare) != 1 {
+			t.Errorf("%d workers: nobody takes up calls", workers)
+		}
+	}
+}
+
+// TestUnparkFindsTooMany: a worker of the most there can be that has ceased to wait, but not ended, when its filter is served again starts
+// another one: unpark could not.
+func TestUnparkFindsTooMany(t *testing.T) {
+	l := goneFilter(t)
+	l.total.Store(maxWorkers)
+	l.waiting.Store(starting)
+	l.park()
+	l.waking.Lock()
+	go func() {
+		for l.waiting.Load() != 0 {
+			shortly()
+		}
+		l.unpark()
+		l.waking.Unlock()
+	}()
+	l.serveCalls()
+	if l.waiting.Load() == 0 {
+		t.Error("nobody takes up calls")
+	}
+	for l.total.Load() >= maxWorkers {
+		shortly()
+	}
+}
+
+// goneFilter is one that is gone, which who waits for its calls notices.
+func goneFilter(t *testing.T) *listener {
+	t.Helper()
+	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer null.Close()
-	g := newKept(t, &inProcess{})
-	l := &listener{guard: g, fd: int(null.Fd()), spare: make(chan *worker, 4)}
-	l.total.Store(1) // the worker that this test is, and for which there was no memory
-	l.waiting.Store(starting)
-	l.park()
-	l.unpark()
-	l.rest()
-	for l.total.Load() > 1 {
-		shortly()
-	}
-	if len(l.spare) != 1 {
-		t.Error("nobody takes up calls")
-	}
+	t.Cleanup(func() { null.Close() })
+	return &listener{guard: newKept(t, &inProcess{}), fd: int(null.Fd()), spare: make(chan *worker, 4)}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -26,8 +27,10 @@ import (
 // wait longer than the least that it takes would be worse than a hand-over that comes later.
 
 const (
-	// openTime is for the program to be opened, to be started as a child, and to say what it can read.
+	// openTime is for the program to be opened and read, to be started as a child, and to say what it can read.
 	openTime = 20 * time.Second
+	// maxProgram is how much of it is read.
+	maxProgram = 64 << 20
 	// upgradeTime is for how long it is tried. Each time calls wait for a longer window, from firstWindow to lastWindow at most, until all
 	// that were under way have ended, and windowShare times as long they come through in between.
 	upgradeTime = 15 * time.Second
@@ -86,8 +89,12 @@ func try(program string) (a attempt) {
 	if err != nil || same {
 		return attempt{same: same, err: err}
 	}
-	defer file.Close()
-	if err := letInterrupt(); err != nil {
+	// What execve(2) reads is in memory then. A file system that hangs does so here, in the first place, where no call waits for it.
+	if _, err = io.CopyN(io.Discard, file, maxProgram); err == nil || errors.Is(err, io.EOF) {
+		err = letInterrupt()
+	}
+	if err != nil {
+		file.Close()
 		return attempt{err: err}
 	}
 	if a.trial, err = handover.Try(file); err != nil {

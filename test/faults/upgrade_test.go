@@ -160,7 +160,8 @@ func childless(guards map[string]ledger.Record) error {
 			for _, pid := range strings.Fields(string(text)) {
 				line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
 				stat, _ := os.ReadFile("/proc/" + pid + "/stat")
-				if len(stat) > 0 && len(line) == 0 || strings.Contains(string(line), handover.TryArg) {
+				if len(stat) > 0 && len(line) == 0 || strings.Contains(string(line), handover.TryArg) ||
+					strings.Contains(string(line), handover.StartArg) {
 					return fmt.Errorf("guard %d has a child left: %s", r.GuardPID, stat)
 				}
 			}

@@ -27,27 +27,30 @@ import (
 
 // Arguments of the program, after its name.
 const (
-	TryArg  = "try-handover"
-	TakeArg = "take-over"
+	StartArg = "start-handover" // of the present one as a child, which executes the one to be tried
+	TryArg   = "try-handover"
+	TakeArg  = "take-over"
 )
 
 // Descriptors of a Trial's child.
 const (
-	answerFD = 3
-	stateFD  = 4
-	goFD     = 5
+	answerFD  = 3
+	stateFD   = 4
+	goFD      = 5
+	programFD = 6 // until it has executed that
 )
 
 const (
-	helloTime = 5 * time.Second // for the program to say what it can read
-	tryTime   = 2 * time.Second // for it to read the state, while calls wait, and
-	tryBytes  = 16 << 20        // a second more for so many bytes
+	helloTime = 10 * time.Second // for the program to be executed, and to say what it can read
+	tryTime   = 2 * time.Second  // for it to read the state, while calls wait, and
+	tryBytes  = 16 << 20         // a second more for so many bytes
 	maxAnswer = 4096
 )
 
 // hello is the first line that the child says.
 type hello struct {
-	Versions []int `json:"versions"` // of State
+	Versions []int         `json:"versions"`        // of State
+	Errno    syscall.Errno `json:"errno,omitempty"` // why the program cannot be executed
 }
 
 // Trial is a program that waits for the state, to try it.
@@ -61,14 +64,12 @@ type Trial struct {
 }
 
 // Try starts a program as a child, and asks what it can read. The file is what is tried and executed, whatever is in its path's place
-// later.
+// later; it is closed with the Trial.
+//
+// The child is this program at first (ServeStart): a process of Go's that starts another one stands still, all of it, from the next garbage
+// collection on, until execve(2) in the child has returned, and that may take as long as the program's file system hangs.
 func Try(program *os.File) (_ *Trial, err error) {
-	// Its number must be none that the child's descriptors get before it executes the file.
-	high, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, goFD+1)
-	if err != nil {
-		return nil, os.NewSyscallError("fcntl", err)
-	}
-	t := &Trial{program: os.NewFile(uintptr(high), program.Name())}
+	t := &Trial{program: program}
 	defer func() {
 		if err != nil {
 			t.Close()
@@ -91,11 +92,12 @@ func Try(program *os.File) (_ *Trial, err error) {
 	}
 	defer listen.Close()
 	t.start = start
-	cmd := &exec.Cmd{Path: pathOf(t.program), Args: []string{"cgpu-guard", TryArg}, Dir: "/", ExtraFiles: []*os.File{say, t.state, listen}}
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: []string{"cgpu-guard", StartArg}, Dir: "/",
+		ExtraFiles: []*os.File{say, t.state, listen, t.program}}
 	err = cmd.Start()
 	say.Close() // or its end would not be seen
 	if err != nil {
-		return nil, notStarted(err)
+		return nil, fmt.Errorf("start a child: %w", err)
 	}
 	t.cmd = cmd
 	line, err := t.answer(helloTime)
@@ -106,6 +108,9 @@ func Try(program *os.File) (_ *Trial, err error) {
 	if json.Unmarshal([]byte(line), &h) != nil {
 		return nil, fmt.Errorf("it knows no hand-over: %.200q", line)
 	}
+	if h.Errno != 0 {
+		return nil, notExecuted(h.Errno)
+	}
 	for _, v := range h.Versions {
 		if v == Version {
 			return t, nil
@@ -114,18 +119,29 @@ func Try(program *os.File) (_ *Trial, err error) {
 	return nil, fmt.Errorf("it reads versions %v of a guard's state, and this guard writes %d", h.Versions, Version)
 }
 
-// notStarted says why a program cannot be started, without the path by which it was.
-func notStarted(err error) error {
-	var why syscall.Errno
-	switch errors.As(err, &why); why {
+// notExecuted says why a program cannot be executed.
+func notExecuted(why syscall.Errno) error {
+	hint := ""
+	switch why {
 	case syscall.EACCES:
-		return fmt.Errorf("it cannot be executed: %w; is its file system mounted noexec?", why)
+		hint = "; is its file system mounted noexec?"
 	case syscall.ENOEXEC:
-		return fmt.Errorf("it cannot be executed: %w: it is for another kind of machine, or not all there", why)
-	case 0:
-		return fmt.Errorf("start it: %w", err)
+		hint = ": it is for another kind of machine, or not all there"
 	}
-	return fmt.Errorf("start it: %w", why)
+	return fmt.Errorf("it cannot be executed: %w%s", why, hint)
+}
+
+// ServeStart is the child of a Trial as it begins. It returns only if the program cannot be executed.
+func ServeStart() error {
+	say, program := os.NewFile(answerFD, "answer"), os.NewFile(programFD, "program")
+	if say == nil || program == nil {
+		return errors.New("started by cgpu-guard only")
+	}
+	unix.CloseOnExec(programFD)
+	err := syscall.Exec(pathOf(program), []string{"cgpu-guard", TryArg}, os.Environ())
+	var h hello
+	errors.As(err, &h.Errno)
+	return json.NewEncoder(say).Encode(h)
 }
 
 // pathOf is a path of an open file for this process and its children.
@@ -141,7 +157,7 @@ func (t *Trial) answer(within time.Duration) (string, error) {
 	case errors.Is(err, bufio.ErrBufferFull):
 		return "", fmt.Errorf("its answer is too long: %.40q", line)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return "", fmt.Errorf("it does not answer within %v", within)
+		return "", fmt.Errorf("it does not answer within %v: the machine is busy, or its file system hangs", within)
 	case err != nil && line == "":
 		return "", errors.New("it ended without a word: it is no cgpu-guard, or crashes")
 	}
@@ -257,7 +273,7 @@ func ServeTry(restore func(*State) error) error {
 		unix.CloseOnExec(fd)
 	}
 	_, _ = Decode([]byte("{}")) // package json learns the types now, and not while the container's calls wait
-	if err := json.NewEncoder(say).Encode(hello{Versions()}); err != nil {
+	if err := json.NewEncoder(say).Encode(hello{Versions: Versions()}); err != nil {
 		return err
 	}
 	lines := bufio.NewScanner(listen)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -32,6 +33,10 @@ func TestMain(m *testing.M) {
 	}
 	if len(os.Args) > 1 && os.Args[1] == traceArg {
 		traceParent()
+	}
+	if len(os.Args) > 1 && os.Args[1] == StartArg {
+		_ = ServeStart()
+		os.Exit(1)
 	}
 	if len(os.Args) < 2 || os.Args[1] != TryArg {
 		os.Exit(m.Run())
@@ -65,23 +70,15 @@ func TestMain(m *testing.M) {
 
 // TestTry: whatever a program does when it is tried, the guard hears in time whether it can go on, and goes on itself if not.
 func TestTry(t *testing.T) {
-	program, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer program.Close()
 	for mode, want := range map[string]string{
 		"fine": "", "ends": "ended without a word", "other": "knows no hand-over", "newer": "reads versions [7 8]", "refuses": "not; this",
 		"dies": "ended without a word", "long": "too long",
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Setenv(modeEnv, mode)
-			trial, err := Try(program)
+			trial, err := Try(open(t, "/proc/self/exe"))
 			if err == nil {
 				defer trial.Close()
-				if trial.program.Fd() <= goFD {
-					t.Errorf("the program is descriptor %d: the child has others there before it executes it", trial.program.Fd())
-				}
 				adj, _ := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", trial.cmd.Process.Pid))
 				if strings.TrimSpace(string(adj)) != "1000" && mode == "fine" {
 					t.Errorf("where memory is short others end first: %s", adj)
@@ -96,6 +93,31 @@ func TestTry(t *testing.T) {
 				t.Errorf("%v: want %q", err, want)
 			}
 		})
+	}
+}
+
+func open(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// TestTryNoProgram: what the child cannot execute it says why.
+func TestTryNoProgram(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty")
+	if err := os.WriteFile(empty, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"/dev/null": "it cannot be executed: permission denied; is its file system mounted noexec?",
+		empty:       "it cannot be executed: exec format error: it is for another kind of machine, or not all there",
+	} {
+		if _, err := Try(open(t, path)); err == nil || err.Error() != want {
+			t.Errorf("%s: %v; want %q", path, err, want)
+		}
 	}
 }
 
@@ -187,12 +209,7 @@ func TestOneLine(t *testing.T) {
 
 // TestTrialEnds: the child is killed before the other program is executed, which has only to wait for it.
 func TestTrialEnds(t *testing.T) {
-	program, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer program.Close()
-	trial, err := Try(program)
+	trial, err := Try(open(t, "/proc/self/exe"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,13 +253,8 @@ func beTraced() error {
 
 // TestHeldTrial: the end of a child that is not told of it is not waited for: the guard would never take up another request.
 func TestHeldTrial(t *testing.T) {
-	program, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer program.Close()
 	t.Setenv(modeEnv, "held")
-	trial, err := Try(program)
+	trial, err := Try(open(t, "/proc/self/exe"))
 	if err == nil {
 		err = trial.Read(state(t, "v1"))
 	}
