@@ -106,9 +106,9 @@ func (a *account) endFlexible(ch *charge) {
 }
 
 // checkFlexibleAttach: device memory of the addresses' GPU is attached, all of it the container's. What is attached ends with the memory
-// or with the handle by which it was attached, since 570: before, the driver dups it into a client of its own, so nothing is attached there.
-// By another handle on the same addresses the driver would take it out of a list in which it is not (_memoryFabricDetachMem), so there is
-// one that may.
+// or with the handle by which it was attached, since 570: before, the driver dups it into a client of its own, so nothing is attached
+// there. By another handle on the same addresses the driver would take it out of a list in which it is not (_memoryFabricDetachMem), so
+// there is one that may.
 func (g *Guard) checkFlexibleAttach(c *trappedCall) plan {
 	client := c.controlClient()
 	o, ok := g.account.lookup(client, c.controlObject())
@@ -140,7 +140,8 @@ func (g *Guard) checkFlexibleAttach(c *trappedCall) plan {
 		return answer(fail(unix.EINTR))
 	}
 	if !g.account.attach(o.charge, n) {
-		return answer(c.deny(rm.StatusInsufficientResources, "attached", "denied memory to NVLink addresses: the container's have too many pieces",
+		return answer(c.deny(rm.StatusInsufficientResources, "attached",
+			"denied memory to NVLink addresses: the container's have too many pieces",
 			"max", maxAttached))
 	}
 	rm.PutU32(c.params, flexibleAttachCount+flexibleDone, 0)

@@ -45,7 +45,8 @@ func TestHungProgram(t *testing.T) {
 // hungEnv says what hangs of a program.
 const hungEnv = "CGPU_TEST_HUNG"
 
-// TestHungFileSystem: a guard goes on with all that it does, while a program that it was asked to become cannot be opened, read or executed.
+// TestHungFileSystem: a guard goes on with all that it does, while a program that it was asked to become cannot be opened, read or
+// executed.
 func TestHungFileSystem(t *testing.T) {
 	testenv.NeedsRoot(t, "it has files hang")
 	if os.Getenv(hungEnv) != "" {
