@@ -71,21 +71,21 @@ func (r root) place(name string, isFolder bool) (int, error) {
 		if !errors.Is(err, unix.ENOENT) {
 			return fd, err
 		}
-		if err := r.makeFile(name); err != nil {
+		if err := r.makeFile(name, mostLinks); err != nil {
 			return -1, err
 		}
 	}
 	return -1, fmt.Errorf("%s is removed again and again: %w", name, unix.ENOENT)
 }
 
-// makeFile makes an empty file. A link to nothing gives way.
-func (r root) makeFile(name string) error {
-	dir, err := r.folderIn(path.Dir(name), inside.AnyMount, mostLinks)
+// makeFile makes an empty file; where a link to nothing is, the file to which it leads, as the runtime does: the link may be a volume's.
+func (r root) makeFile(name string, links int) error {
+	in, base := path.Split(name) // not path.Dir: ".." behind a link is not what it looks like
+	dir, err := r.folderIn(in, inside.AnyMount, mostLinks)
 	if err != nil {
 		return err
 	}
 	defer dir.close()
-	base := path.Base(name)
 	fd, err := unix.Openat(dir.fd, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o755)
 	switch {
 	case err == nil:
@@ -93,11 +93,21 @@ func (r root) makeFile(name string) error {
 	case !errors.Is(err, unix.EEXIST):
 		return dir.fail("create", base, err)
 	}
-	if _, err := unix.Readlinkat(dir.fd, base, make([]byte, 1)); err != nil {
+	var text [unix.PathMax]byte
+	n, err := unix.Readlinkat(dir.fd, base, text[:])
+	switch {
+	case err != nil:
 		return nil //nolint:nilerr // no link: another process has made the file
+	case links == 0:
+		return dir.fail("create", base, unix.ELOOP)
 	}
-	if err := unix.Unlinkat(dir.fd, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return dir.fail("remove", base, err)
+	return r.makeFile(target(in, string(text[:n])), links-1)
+}
+
+// target is where a link in a folder leads, with every ".." left to the kernel.
+func target(in, to string) string {
+	if path.IsAbs(to) {
+		return to
 	}
-	return nil
+	return in + "/" + to
 }

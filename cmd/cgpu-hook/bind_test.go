@@ -56,6 +56,7 @@ func (m mountLine) inert() bool {
 }
 
 func TestBind(t *testing.T) {
+	usrLib := links(link("usr/lib", "lib"), file("usr/lib/b", ""))
 	for name, tt := range map[string]struct {
 		make func(t *testing.T, dir string) // the image
 		path string
@@ -65,7 +66,11 @@ func TestBind(t *testing.T) {
 		"an empty file":        {file("usr/lib/a.so", ""), "/usr/lib/a.so", "usr/lib/a.so"},
 		"a file of the image":  {file("usr/lib/a.so", "image"), "/usr/lib/a.so", "usr/lib/a.so"},
 		"an absolute link":     {link("/usr/lib", "lib"), "/lib/a.so", "usr/lib/a.so"},
-		"a link to nothing":    {link("/nowhere/a.so", "a.so"), "/a.so", "a.so"},
+		"a link to nothing":    {link("/nowhere/a.so", "a.so"), "/a.so", "nowhere/a.so"},
+		"relative, to nothing": {links(usrLib, link("../new/a.so", "usr/lib/a.so")), "/lib/a.so", "usr/new/a.so"},
+		"a chain of them":      {links(link("b", "a.so"), link("/c/d", "b"), file("c/e", ""), link("../f/g.so", "c/d")), "/a.so", "f/g.so"},
+		"below a linked one":   {links(usrLib, link("../lib64", "usr/lib/x86")), "/lib/x86/a.so", "usr/lib64/a.so"},
+		"up from a linked one": {links(link("/c/../new", "lib"), link("a/b", "c")), "/lib/a.so", "a/new/a.so"},
 		"a link to a file":     {links(file("b.so", "image"), link("b.so", "a.so")), "/a.so", "b.so"},
 		"a link that goes up":  {link("../../../../../../../../tmp", "lib"), "/lib/a.so", "tmp/a.so"},
 		"a name as in /proc":   {link("/proc/self/root", "lib"), "/lib/a.so", "proc/self/root/a.so"},
@@ -92,6 +97,11 @@ func TestBind(t *testing.T) {
 			}
 			if err != nil || len(list) != 1 || list[0].at != filepath.Join(dir, tt.at) || !list[0].inert() {
 				t.Fatalf("%v, mounts %v, want one at %s", err, list, tt.at)
+			}
+			for _, stray := range []string{"lib64", "new"} {
+				if _, err := os.Lstat(filepath.Join(dir, stray)); err == nil {
+					t.Errorf("/%s was made", stray)
+				}
 			}
 			if text, err := os.ReadFile(list[0].at); err != nil || string(text) != "driver" {
 				t.Errorf("%q, %v", text, err)
@@ -174,6 +184,15 @@ func TestBindPlaces(t *testing.T) {
 	try(t, bindFiles(r, []bind{{host, "/drv/a.so"}}))
 	if info, err := os.Lstat(filepath.Join(volume, "a.so")); err != nil || !info.Mode().IsRegular() || info.Size() != 0 {
 		t.Errorf("in the volume: %v, %v", info, err)
+	}
+	// A link there may be the host's, and lead nowhere in the container alone: it stays.
+	try(t, os.Symlink("/etc/alternatives/smi", filepath.Join(volume, "smi")))
+	try(t, bindFiles(r, []bind{{host, "/drv/smi"}}))
+	if target, err := os.Readlink(filepath.Join(volume, "smi")); err != nil || target != "/etc/alternatives/smi" {
+		t.Errorf("the link in the volume: %q, %v", target, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, "etc/alternatives/smi")); err != nil || string(text) != "driver" {
+		t.Errorf("where it leads: %q, %v", text, err)
 	}
 	try(t, unix.Mount("tmpfs", filepath.Join(dir, "drv"), "tmpfs", unix.MS_RDONLY, ""))
 	if err := bindFiles(r, []bind{{host, "/drv/a.so"}}); !errors.Is(err, unix.EROFS) || !strings.Contains(err.Error(), "/drv/a.so") {
