@@ -4,6 +4,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -172,6 +174,41 @@ func TestBindInProc(t *testing.T) {
 	}
 	if list := mountsBelow(t, filepath.Join(dir, "proc")); len(list) > 0 {
 		t.Errorf("%v", list)
+	}
+}
+
+// TestSetupInOrder: driver files are mounted before anything else is done in the root, where a link could lead a file to it.
+func TestSetupInOrder(t *testing.T) {
+	const params = "/proc/sys/kernel/random/boot_id" // a file of /proc, as the driver's are
+	defer unix.Umask(unix.Umask(0o022))
+	for name, tt := range map[string]struct {
+		link, target string
+		refused      bool
+	}{
+		"over the copy of the driver's parameters": {"lib/zzz", params, true},
+		"below a folder that the ld cache makes":   {"etc", "private/etc", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 20 {
+				_, dir, host := bindRoot(t)
+				try(t, os.Mkdir(filepath.Join(dir, "proc"), 0o755))
+				try(t, unix.Mount("proc", filepath.Join(dir, "proc"), "proc", 0, ""))
+				try(t, os.Mkdir(filepath.Join(dir, "lib"), 0o755))
+				try(t, os.Symlink(tt.target, filepath.Join(dir, tt.link)))
+				args := []string{"--root", dir, "--lib-dir", "/lib", "--lib", "0x303::a.so::/lib/a0"}
+				for i := range 60 {
+					args = append(args, "--mount", fmt.Sprintf("%s::/lib/a%d", host, i))
+				}
+				args = append(args, "--mount", host+"::/etc/vulkan/icd.d/n.json", "--mount", host+"::/lib/zzz")
+				err := setup(args, params, io.Discard)
+				if refused := err != nil && strings.Contains(err.Error(), "link to /proc"); refused != tt.refused || err != nil && !refused {
+					t.Fatal(err)
+				}
+				if text, err := os.ReadFile(filepath.Join(dir, params)); err != nil || string(text) == "driver" {
+					t.Fatalf("the parameters: %q, %v", text, err)
+				}
+			}
+		})
 	}
 }
 
