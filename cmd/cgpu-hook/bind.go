@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 
 	"golang.org/x/sys/unix"
@@ -20,11 +21,17 @@ type bind struct{ host, path string }
 // runtime does so, too.
 const mostLinks = 8
 
+// errTaken is of a place where a mount is: the user's own file, or one of ours. It stays, as where config.json names the place.
+var errTaken = errors.New("something is mounted in its place")
+
 // bindFiles mounts the driver's files, read-only. The low-level runtime would, too, and takes five times as long: it looks at each part
 // of each path again for each flag.
-func bindFiles(r root, files []bind) error {
+func bindFiles(r root, files []bind, stderr io.Writer) error {
 	for _, b := range files {
-		if err := r.bind(b); err != nil {
+		switch err := r.bind(b); {
+		case errors.Is(err, errTaken):
+			fmt.Fprintf(stderr, "cgpu-hook: the container starts without the driver's %s: %v\n", b.path, err)
+		case err != nil:
 			return fmt.Errorf("mount the driver's %s: %w", b.path, err)
 		}
 	}
@@ -47,17 +54,39 @@ func (r root) bind(b bind) error {
 	if err := unix.Fstat(tree, &st); err != nil {
 		return err
 	}
-	place, err := r.place(b.path, st.Mode&unix.S_IFMT == unix.S_IFDIR)
+	isFolder := st.Mode&unix.S_IFMT == unix.S_IFDIR
+	place, err := r.place(b.path, isFolder)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(place)
-	// As runtimes refuse it: who writes there of a container that begins, such as its AppArmor profile, must reach the kernel.
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(place, &fs); err != nil || fs.Type == unix.PROC_SUPER_MAGIC {
-		return fmt.Errorf("the image has a link to /proc in its place: %w", cmp.Or(err, error(unix.EPERM)))
+	if err := r.allow(place, isFolder); err != nil {
+		return err
 	}
 	return unix.MoveMount(tree, "", place, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// allow says what speaks against a place, to which the image's links may have led.
+func (r root) allow(place int, isFolder bool) error {
+	var fs unix.Statfs_t
+	var at, top unix.Statx_t
+	const flags = unix.AT_EMPTY_PATH | unix.AT_STATX_DONT_SYNC
+	if err := cmp.Or(unix.Fstatfs(place, &fs), unix.Statx(place, "", flags, unix.STATX_BASIC_STATS, &at),
+		unix.Statx(r.fd, "", flags, unix.STATX_BASIC_STATS, &top)); err != nil {
+		return err
+	}
+	switch {
+	case fs.Type == unix.PROC_SUPER_MAGIC:
+		// As runtimes refuse it: who writes there of a container that begins, such as its AppArmor profile, must reach the kernel.
+		return fmt.Errorf("the image has a link to /proc in its place: %w", unix.EPERM)
+	case at.Ino == top.Ino && at.Dev_major == top.Dev_major && at.Dev_minor == top.Dev_minor:
+		return fmt.Errorf("the image has a link to its root folder in its place: %w", unix.EPERM)
+	case !isFolder && at.Mode&unix.S_IFMT == unix.S_IFDIR:
+		return fmt.Errorf("the image has a folder in its place: %w", unix.EISDIR)
+	case at.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0:
+		return errTaken
+	}
+	return nil
 }
 
 // place opens what a file, or a folder, is to be mounted over, and makes what is missing, also in a volume: the runtime has always done so.

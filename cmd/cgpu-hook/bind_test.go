@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -89,7 +90,7 @@ func TestBind(t *testing.T) {
 			if tt.make != nil {
 				tt.make(t, dir)
 			}
-			err := bindFiles(r, []bind{{host, tt.path}})
+			err := bindFiles(r, []bind{{host, tt.path}}, io.Discard)
 			list := mountsBelow(t, dir)
 			if tt.at == "" {
 				if err == nil || !strings.Contains(err.Error(), tt.path) || len(list) > 0 {
@@ -153,7 +154,7 @@ func TestBindFolder(t *testing.T) {
 	try(t, os.Mkdir(filepath.Join(folder, "sub"), 0o755))
 	try(t, unix.Mount("tmpfs", filepath.Join(folder, "sub"), "tmpfs", 0, "size=64k"))
 	t.Cleanup(func() { _ = unix.Unmount(filepath.Join(folder, "sub"), unix.MNT_DETACH) })
-	try(t, bindFiles(r, []bind{{folder, "/usr/share/driver"}}))
+	try(t, bindFiles(r, []bind{{folder, "/usr/share/driver"}}, io.Discard))
 	list := mountsBelow(t, dir)
 	if len(list) != 2 || !list[0].inert() || !list[1].inert() {
 		t.Errorf("%v", list)
@@ -168,7 +169,7 @@ func TestBindInProc(t *testing.T) {
 	try(t, os.Symlink("/proc/1/attr/exec", filepath.Join(dir, "a.so")))
 	try(t, os.Symlink("/proc/1/attr", filepath.Join(dir, "attr")))
 	for _, path := range []string{"/a.so", "/attr/exec", "/attr/current"} {
-		if err := bindFiles(r, []bind{{host, path}}); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), path) {
+		if err := bindFiles(r, []bind{{host, path}}, io.Discard); !errors.Is(err, unix.EPERM) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -212,19 +213,63 @@ func TestSetupInOrder(t *testing.T) {
 	}
 }
 
+// TestBindTaken: what is mounted already stays, also where a link of the image leads to it: the limiter's files, or the user's own.
+func TestBindTaken(t *testing.T) {
+	r, dir, host := bindRoot(t)
+	own := filepath.Join(t.TempDir(), "own")
+	file("run/cgpu/vgpu", "")(t, dir)
+	try(t, os.WriteFile(own, []byte("page"), 0o644))
+	try(t, os.Mkdir(filepath.Join(dir, "dev"), 0o755))
+	try(t, unix.Mount(own, filepath.Join(dir, "run/cgpu/vgpu"), "", unix.MS_BIND, ""))
+	try(t, unix.Mount("tmpfs", filepath.Join(dir, "dev"), "tmpfs", 0, "size=64k"))
+	link("/run/cgpu/vgpu", "a.so")(t, dir)
+	link("/dev", "share")(t, dir)
+	var stderr bytes.Buffer
+	try(t, bindFiles(r, []bind{{host, "/a.so"}, {filepath.Dir(host), "/share"}, {host, "/b.so"}}, &stderr))
+	if text, err := os.ReadFile(filepath.Join(dir, "run/cgpu/vgpu")); err != nil || string(text) != "page" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if list := mountsBelow(t, dir); len(list) != 3 || list[2].at != filepath.Join(dir, "b.so") {
+		t.Errorf("mounts %v", list)
+	}
+	if said := stderr.String(); strings.Count(said, "\n") != 2 || !strings.Contains(said, "without the driver's /a.so: something is mounted") {
+		t.Errorf("stderr: %s", said)
+	}
+}
+
+// A link to the root itself, or a folder in a file's place, is refused in words.
+func TestBindWords(t *testing.T) {
+	r, dir, host := bindRoot(t)
+	link("/", "share")(t, dir)
+	file("a.so/b", "")(t, dir)
+	for _, tt := range []struct{ host, path, want string }{
+		{filepath.Dir(host), "/share", "mount the driver's /share: the image has a link to its root folder"},
+		{filepath.Dir(host), "/share/..", "mount the driver's /share/..: the image has a link to its root folder"},
+		{host, "/a.so", "mount the driver's /a.so: the image has a folder in its place: is a directory"},
+		{filepath.Dir(host), "/a.so/b", "not a directory"},
+	} {
+		if err := bindFiles(r, []bind{{tt.host, tt.path}}, io.Discard); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %s", tt.path, err, tt.want)
+		}
+	}
+	if list := mountsBelow(t, filepath.Dir(dir)); len(list) > 0 {
+		t.Errorf("mounts %v", list)
+	}
+}
+
 // In a volume the place is made, as the runtime does; below a read-only root it must be there.
 func TestBindPlaces(t *testing.T) {
 	r, dir, host := bindRoot(t)
 	volume := t.TempDir()
 	try(t, os.Mkdir(filepath.Join(dir, "drv"), 0o755))
 	try(t, unix.Mount(volume, filepath.Join(dir, "drv"), "", unix.MS_BIND, ""))
-	try(t, bindFiles(r, []bind{{host, "/drv/a.so"}}))
+	try(t, bindFiles(r, []bind{{host, "/drv/a.so"}}, io.Discard))
 	if info, err := os.Lstat(filepath.Join(volume, "a.so")); err != nil || !info.Mode().IsRegular() || info.Size() != 0 {
 		t.Errorf("in the volume: %v, %v", info, err)
 	}
 	// A link there may be the host's, and lead nowhere in the container alone: it stays.
 	try(t, os.Symlink("/etc/alternatives/smi", filepath.Join(volume, "smi")))
-	try(t, bindFiles(r, []bind{{host, "/drv/smi"}}))
+	try(t, bindFiles(r, []bind{{host, "/drv/smi"}}, io.Discard))
 	if target, err := os.Readlink(filepath.Join(volume, "smi")); err != nil || target != "/etc/alternatives/smi" {
 		t.Errorf("the link in the volume: %q, %v", target, err)
 	}
@@ -232,10 +277,12 @@ func TestBindPlaces(t *testing.T) {
 		t.Errorf("where it leads: %q, %v", text, err)
 	}
 	try(t, unix.Mount("tmpfs", filepath.Join(dir, "drv"), "tmpfs", unix.MS_RDONLY, ""))
-	if err := bindFiles(r, []bind{{host, "/drv/a.so"}}); !errors.Is(err, unix.EROFS) || !strings.Contains(err.Error(), "/drv/a.so") {
+	if err := bindFiles(r, []bind{{host, "/drv/a.so"}}, io.Discard); !errors.Is(err, unix.EROFS) ||
+		!strings.Contains(err.Error(), "/drv/a.so") {
 		t.Errorf("read-only: %v", err)
 	}
-	if err := bindFiles(r, []bind{{host + ".gone", "/a.so"}}); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), ".gone") {
+	if err := bindFiles(r, []bind{{host + ".gone", "/a.so"}}, io.Discard); !errors.Is(err, unix.ENOENT) ||
+		!strings.Contains(err.Error(), ".gone") {
 		t.Errorf("a driver file that is not there: %v", err)
 	}
 }
@@ -263,7 +310,7 @@ func TestBindMeanwhile(t *testing.T) {
 	})
 	done := 0
 	for range 300 {
-		if err := bindFiles(r, []bind{{host, "/usr/lib/a.so"}}); err == nil {
+		if err := bindFiles(r, []bind{{host, "/usr/lib/a.so"}}, io.Discard); err == nil {
 			done++
 		}
 		for _, m := range mountsBelow(t, dir) {

@@ -214,7 +214,7 @@ func setup(args []string, params string, stderr io.Writer) error {
 	defer root.close()
 	unix.Umask(0o022) // other users of the container must find what is made here
 	// Before all else: what is made below makes /etc, and has a tmpfs in /proc, where no driver file may be.
-	if err := bindFiles(root, job.binds); err != nil {
+	if err := bindFiles(root, job.binds, stderr); err != nil {
 		return err
 	}
 	// They have nothing to do with each other, and the container waits for the slowest.
