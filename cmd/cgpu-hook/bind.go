@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/inside"
+	"github.com/opencgpu/cgpu/pkg/mount"
 )
 
 // bind is a driver file of the host that the container sees.
@@ -41,15 +42,11 @@ func bindFiles(r root, files []bind, stderr io.Writer) error {
 // bind mounts one. The mount has its flags before it has a place, which somebody may rename meanwhile: nobody ever sees one of the host's
 // files that he could write to.
 func (r root) bind(b bind) error {
-	tree, err := unix.OpenTree(unix.AT_FDCWD, b.host, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+	tree, err := mount.Copy(b.host)
 	if err != nil {
-		return fmt.Errorf("copy the mount of %s: %w", b.host, err)
+		return err
 	}
 	defer unix.Close(tree)
-	flags := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
-	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &flags); err != nil {
-		return fmt.Errorf("make it read-only: %w", err)
-	}
 	var st unix.Stat_t
 	if err := unix.Fstat(tree, &st); err != nil {
 		return err
@@ -63,7 +60,7 @@ func (r root) bind(b bind) error {
 	if err := r.allow(place, isFolder); err != nil {
 		return err
 	}
-	return unix.MoveMount(tree, "", place, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+	return mount.Move(tree, place)
 }
 
 // allow says what speaks against a place, to which the image's links may have led.
