@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Try copies the mount of a file and moves it over the file itself, where nobody sees it: kernels before 5.12 do not know these calls, and a
-// filter of system calls or a security module may forbid each by itself.
+// Try copies the mount of a file and moves it over the file itself, where nobody sees it: kernels before 5.12 do not know these calls, and
+// a filter of system calls or a security module may forbid each by itself.
 func Try(file string) error {
 	failed := make(chan error)
 	go func() {

@@ -80,6 +80,18 @@ func TestDriverLibraries(t *testing.T) {
 	if entries, err := os.ReadDir(volume); err != nil || len(entries) != 1 || entries[0].Name() != "libwhose.so.5" {
 		t.Errorf("in the volume: %v, %v", entries, err) // the runtime's mount point
 	}
+	// A link in the place of the driver's file may be good on the host alone: it stays.
+	link, target := filepath.Join(t.TempDir(), "libwhose.so.5"), "/etc/alternatives/whose"
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	inVolume.opts = append(slices.Clone(c.opts), "-v", filepath.Dir(link)+":/drv")
+	if out := inVolume.run(t); out != "driver\n" {
+		t.Errorf("with a link in the volume: %q", out)
+	}
+	if to, err := os.Readlink(link); err != nil || to != target {
+		t.Errorf("the link in the volume: %q, %v", to, err)
+	}
 	id := c.start(t)
 	for range 2 {
 		if r := execIn(id, "/t/whose"); r.Stdout != "driver\n" {
