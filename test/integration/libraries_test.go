@@ -115,12 +115,17 @@ func TestDriverLibraries(t *testing.T) {
 }
 
 // TestDriverFilesOfRuntimes: driver files are there whoever mounts them, also where the root is read-only and has no place for them: crun
-// has made it so when it runs hooks.
+// has made it so when it runs hooks, by whatever name.
 func TestDriverFilesOfRuntimes(t *testing.T) {
-	for _, runtime := range []string{"crun", "runc"} {
+	other := filepath.Join(t.TempDir(), "oci")
+	if err := os.Symlink(filepath.Join(lab.Dir, "lab", "crun"), other); err != nil {
+		t.Fatal(err)
+	}
+	for _, low := range []string{filepath.Join(lab.Dir, "lab", "crun"), filepath.Join(lab.Dir, "lab", "runc"), other} {
+		runtime := filepath.Base(low)
 		t.Run(runtime, func(t *testing.T) {
 			noTrace(t)
-			_, config, _ := strings.Cut(withRuntimes(t, filepath.Join(lab.Dir, "lab", runtime))[0], "=")
+			_, config, _ := strings.Cut(withRuntimes(t, low)[0], "=")
 			t.Setenv("CGPU_CONFIG", config)
 			withLibrary(t)
 			place := filepath.Join(lab.Dir, "image", "rootfs", "drv")
