@@ -43,7 +43,7 @@ func TestComplete(t *testing.T) {
 		"set fedcba ":                    "",
 		"set fedcba --priority ":         "best-effort default high",
 		"set fedcba --memory ":           "",
-		"set fedcba --force -":           "--help --memory --spill --weight --percent --priority --gpu --output --force",
+		"set fedcba --force -":           "--help --memory --spill --weight --percent --priority --threads --gpu --output --force",
 		"inspect d":                      "default/pod/main",
 		"policy ":                        "0 1 all",
 		"policy 0 ":                      "fair preempt weight-preempt fixed soft native",

@@ -33,12 +33,12 @@ func mpsCommand() *cli.Command {
 			if err := mps.Bound(); err != nil {
 				return err
 			}
-			sockets, err := mps.Receive(0)
+			parts, sockets, err := mps.Receive(0)
 			if err != nil {
 				return fmt.Errorf("%s: standard input: %w", server.ServeName, err)
 			}
 			own := filepath.Join(page.PipesPath, page.Daemon)
-			err = mps.Server{Sockets: sockets, Own: own, Command: c.Args().Slice(),
+			err = mps.Server{Parts: parts, Sockets: sockets, Own: own, Command: c.Args().Slice(),
 				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}}.Run(ctx)
 			if err != nil {
 				// For the event of its guard's, who knows no more than that it ended.

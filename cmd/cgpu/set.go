@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"strconv"
 
 	"github.com/urfave/cli/v2"
@@ -20,20 +21,21 @@ import (
 func setCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "set",
-		Usage:     "change a container that runs: memory, spill, weight, percentage, priority",
+		Usage:     "change a container that runs: memory, spill, weight, percentage, priority, threads",
 		ArgsUsage: "CONTAINER",
 		Description: containerHelp + "\n" +
 			"What was promised to others stays theirs: a change that does not fit beside it is refused. It takes effect at once,\n" +
-			"for memory at the next allocation, and lasts until the container is deleted or restarted. In JSON it prints the container as\n" +
-			"cgpu smi -o json does.\n\n" +
+			"for memory at the next allocation, for threads in programs that start from then on, and lasts until the container is\n" +
+			"deleted or restarted. In JSON it prints the container as cgpu smi -o json does.\n\n" +
 			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set web --spill 4GiB\n   cgpu set " +
-			"3f2a --gpu 1 --percent 40",
+			"3f2a --gpu 1 --percent 40\n   cgpu set member --threads 30",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 8GiB"},
 			&cli.StringFlag{Name: "spill", Usage: "`SIZE` of host memory beyond the limit, such as 4GiB; or none"},
 			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "unchanged"},
 			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time; or none"},
 			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high"},
+			&cli.StringFlag{Name: "threads", Usage: "`N`, 1 to 100: a domain member's part of the multiprocessors; or all"},
 			&cli.StringFlag{Name: "gpu", Aliases: []string{"i"},
 				Usage: "change only what the container has of this `GPU` (index or UUID), or of several with commas between them"},
 			outputFlag(),
@@ -122,8 +124,17 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 		}
 		req.Priority = &p
 	}
-	if req.Limit == nil && req.Spill == nil && req.Weight == nil && req.Percent == nil && req.Priority == nil {
-		return req, errors.New("nothing to change: want --memory, --spill, --weight, --percent or --priority")
+	if c.IsSet("threads") {
+		n := 0
+		if text := c.String("threads"); text != "all" {
+			if n, err = strconv.Atoi(text); err != nil || n < 1 || n > quota.MaxPercent {
+				return req, fmt.Errorf("--threads %q: want 1 to %d, or all", text, quota.MaxPercent)
+			}
+		}
+		req.Threads = &n
+	}
+	if reflect.ValueOf(req).IsZero() {
+		return req, errors.New("nothing to change: want --memory, --spill, --weight, --percent, --priority or --threads")
 	}
 	return req, nil
 }

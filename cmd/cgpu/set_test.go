@@ -3,12 +3,17 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -81,6 +86,48 @@ func TestSet(t *testing.T) {
 		if !reflect.DeepEqual(got.VGPUs, tt.want) {
 			t.Errorf("%s: got %+v\nwant %+v", tt.args, got.VGPUs, tt.want)
 		}
+	}
+}
+
+// TestSetThreads: a member's part of the multiprocessors is changed in the ledger, and where its server's gate looks; nobody else has one.
+func TestSetThreads(t *testing.T) {
+	n := nodetest.New(t)
+	slice := []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}
+	member := n.Reserve(ledger.Record{ID: "member", Domain: "team", Threads: 30, VGPUs: slice})
+	n.Reserve(ledger.Record{ID: "server", Domain: "team", DomainServer: true, VGPUs: slice})
+	n.Reserve(ledger.Record{ID: "alone", VGPUs: slice})
+	folder := page.Pipes(n.Dir, nodetest.T4, "team")
+	if err := errors.Join(os.MkdirAll(folder, 0o755), domain.MakeParts(folder)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args, out string
+		part      byte // at the gate, then
+	}{
+		{"member --threads 60", "GPU 0: threads of new programs 30% → 60%\n", 60},
+		{"member --threads all --memory 2GiB", "GPU 0: memory 1024MiB → 2048MiB, threads of new programs 60% → all\n", 100},
+		{"member --threads 101", `set: --threads "101": want 1 to 100, or all`, 100},
+		{"member --threads 0", `set: --threads "0": want 1 to 100, or all`, 100},
+		{"member --threads 30%", `set: --threads "30%": want 1 to 100, or all`, 100},
+		{"member --threads 7 --gpu 1", `has no slice of GPU ` + nodetest.H200, 100},
+		{"alone --threads 7", `set: --threads "7": it is in no trust domain`, 100},
+		{"server --threads 7", `set: --threads "7": it is a domain's MPS server`, 100},
+		{"member --threads 7", "GPU 0: threads of new programs all → 7%\n", 7},
+		{"member --threads 7", "nothing to change", 7},
+	} {
+		if out := cgpu("set " + c.args); !strings.Contains(out, c.out) {
+			t.Errorf("%s: printed %s\nwant %s", c.args, out, c.out)
+		}
+		parts, err := os.ReadFile(filepath.Join(folder, page.Parts))
+		if err != nil || parts[member.Seat] != c.part {
+			t.Errorf("%s: the gate has %v, %v, want %d", c.args, parts, err, c.part)
+		}
+	}
+	if err := os.Truncate(filepath.Join(folder, page.Parts), 0); err != nil {
+		t.Fatal(err)
+	}
+	if out := cgpu("set member --threads 8"); !strings.Contains(out, "its threads are in the ledger, and the domain's server does not know") {
+		t.Errorf("where the file is broken: %s", out)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/domain/server"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
@@ -57,6 +58,12 @@ func changeLedger(runDir string, t *device.Table, book *ledger.Ledger, old ledge
 	changed.Name = old.Name
 	if err := server.Keep(runDir, changed, req); err != nil {
 		return changed, err
+	}
+	if req.Threads != nil {
+		if err := domain.WriteParts(runDir, changed.VGPUs[0].UUID, changed.Domain); err != nil {
+			return changed, fmt.Errorf("container %s: its threads are in the ledger, and the domain's server does not know, whose guard tries "+
+				"again each second: %w", view.ShortID(old.ID), err)
+		}
 	}
 	if !changed.Preload {
 		return changed, nil // its guard looks at the ledger, and tells

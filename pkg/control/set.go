@@ -110,6 +110,8 @@ func (s Set) Refusal(err error) error {
 		flags = []string{"percent", "weight", "priority"}
 	case r.Spill:
 		flags = []string{"spill"}
+	case r.Domain:
+		flags = []string{"threads"}
 	}
 	where := ""
 	if r.GPU.UUID != "" {

@@ -57,7 +57,7 @@ func Join(cfg guardcfg.Config) error {
 	if why != "" {
 		return fmt.Errorf("CGPU_DOMAIN (--domain) %q: %s", cfg.Domain, why)
 	}
-	return nil
+	return WriteParts(cfg.RunDir, cfg.GPUs[0].UUID, cfg.Domain)
 }
 
 // leastMember is less than any CUDA program of a member's takes.
@@ -129,7 +129,7 @@ func Server(runDir, uuid, name string) (ledger.Record, bool, error) {
 func Ready(runDir, uuid, name string) bool {
 	r, ok, err := Server(runDir, uuid, name)
 	return err == nil && ok && !r.Retired && r.GuardLives() &&
-		answers(page.Part(filepath.Join(page.Pipes(runDir, uuid, name), page.Members), 0))
+		answers(page.Seat(filepath.Join(page.Pipes(runDir, uuid, name), page.Members), 0))
 }
 
 // greeting is what MPS's control daemon says to whoever connects.

@@ -26,6 +26,9 @@ func Changes(was, now ledger.Record) []Event {
 			list = append(list, e)
 		}
 	}
+	if was.Threads != now.Threads {
+		list = append(list, about(Set, fmt.Sprintf("threads of new programs %s → %s", orAll(was.Threads), orAll(now.Threads))))
+	}
 	switch {
 	case now.Paused && !was.Paused:
 		list = append(list, about(Paused, "all GPU work stops"))
@@ -49,6 +52,14 @@ func difference(was, now ledger.VGPU) string {
 	diff("percent", orNone(was.Percent), orNone(now.Percent))
 	diff("priority", was.Priority, now.Priority)
 	return strings.Join(list, ", ")
+}
+
+// orAll is a part of the multiprocessors, of which 0 is all.
+func orAll(percent int) string {
+	if percent == 0 {
+		return "all"
+	}
+	return fmt.Sprintf("%d%%", percent)
 }
 
 // orNone is a percentage, of which 0 is none.

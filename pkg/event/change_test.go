@@ -36,6 +36,7 @@ func TestChanges(t *testing.T) {
 		"the guard's": {was, change(func(r *ledger.Record) { r.InitPID = 7 }), nil},
 		"pause":       {was, change(func(r *ledger.Record) { r.Paused = true }), []Event{about(Paused, "", "all GPU work stops")}},
 		"resume":      {change(func(r *ledger.Record) { r.Paused = true }), was, []Event{about(Resumed, "", "GPU work goes on")}},
+		"threads":     {was, change(func(r *ledger.Record) { r.Threads = 30 }), []Event{about(Set, "", "threads of new programs all → 30%")}},
 		"memory, weight": {was, change(func(r *ledger.Record) { r.VGPUs[0].Limit, r.VGPUs[0].Weight = 8*quota.GiB, 3 }),
 			[]Event{about(Set, "GPU-0", "memory 6144MiB → 8192MiB, weight 1 → 3")}},
 		"two GPUs": {was, change(func(r *ledger.Record) {

@@ -28,6 +28,9 @@ func (g *Guard) watchDomain(over <-chan struct{}) {
 			return
 		case <-time.After(domainLook):
 		}
+		if err := domain.WriteParts(g.cfg.RunDir, g.cfg.GPUs[0].UUID, g.cfg.Domain); err != nil {
+			g.logOnce("parts", "members may have other parts of the multiprocessors than the ledger says", "err", err)
+		}
 		if alone++; g.domainHasMembers() {
 			alone = 0
 		}

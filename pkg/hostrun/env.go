@@ -16,9 +16,6 @@ func environment(env []string, u User, p spec.Plan) []string {
 		// Numbers of the host's GPUs: in the run they count from 0, and a number that is none there would hide them all.
 		"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL",
 	}
-	if p.Threads != 0 { // by a flag, which says more than what the caller happens to have
-		drop = append(drop, spec.ThreadsVariable)
-	}
 	if !u.Keep && u.Name != "" { // sudo has set root's
 		set["USER"], set["LOGNAME"], set["HOME"], set["SHELL"] = u.Name, u.Name, u.Home, u.Shell
 	}
@@ -44,10 +41,10 @@ func environment(env []string, u User, p spec.Plan) []string {
 			kept = append(kept, name+"="+set[name])
 		}
 	}
-	for _, variable := range p.Membership() {
-		name, _, _ := strings.Cut(variable, "=")
+	if p.IsMember() {
+		name, _, _ := strings.Cut(spec.PipeVariable, "=")
 		if !slices.ContainsFunc(kept, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
-			kept = append(kept, variable)
+			kept = append(kept, spec.PipeVariable)
 		}
 	}
 	if limiter {

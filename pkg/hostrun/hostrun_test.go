@@ -220,8 +220,6 @@ func TestEnvironment(t *testing.T) {
 		{"A=1", User{Keep: true}, spec.Plan{Domain: "team"}, "A=1 CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps"},
 		{"A=1 CUDA_MPS_PIPE_DIRECTORY=/x", User{Keep: true}, spec.Plan{Domain: "team"}, "A=1 CUDA_MPS_PIPE_DIRECTORY=/x"},
 		{"A=1", User{Keep: true}, spec.Plan{Domain: "team", DomainServer: true}, "A=1"},
-		{"A=1 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60", User{Keep: true}, spec.Plan{Domain: "team", Threads: 30},
-			"A=1 CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"},
 		{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60", User{Keep: true}, spec.Plan{}, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"},
 	} {
 		if got := strings.Join(environment(strings.Fields(test.env), test.user, test.plan), " "); got != test.want {

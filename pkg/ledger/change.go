@@ -22,8 +22,9 @@ type ChangeRequest struct {
 	Only []string
 	// Settings are of each of these slices.
 	Settings
-	// Paused is of the whole container, whatever GPU says.
-	Paused *bool
+	// Paused is of the whole container, whatever GPU says; so is Threads, a member's part of the multiprocessors (0: all).
+	Paused  *bool
+	Threads *int
 	// ByPod: the pod's author asks. Any other change is an administrator's, and noted as the most that the author can have.
 	ByPod bool
 	// Headroom is memory of the GPU, and HeadroomCores percent of its time, that no scheduler was told of. What ByPod asks beyond what was
@@ -122,6 +123,8 @@ func (req *ChangeRequest) validate() error {
 		return fmt.Errorf("ledger: weight %d: want 1 to %d", *req.Weight, quota.MaxWeight)
 	case req.Percent != nil && (*req.Percent < 0 || *req.Percent > quota.MaxPercent):
 		return fmt.Errorf("ledger: percent %d: want 1 to %d, or 0 for none", *req.Percent, quota.MaxPercent)
+	case req.Threads != nil && (*req.Threads < 0 || *req.Threads > quota.MaxPercent):
+		return fmt.Errorf("ledger: threads %d: want 1 to %d, or 0 for all", *req.Threads, quota.MaxPercent)
 	case req.Priority != nil && (*req.Priority < quota.PriorityBestEffort || *req.Priority > quota.PriorityHigh):
 		return fmt.Errorf("ledger: priority %d: want %d to %d", *req.Priority, quota.PriorityBestEffort, quota.PriorityHigh)
 	}
@@ -133,12 +136,12 @@ func (req *ChangeRequest) validate() error {
 	return nil
 }
 
-// ofSlices: something of the slices is to change.
 // Changes says whether the slice of a GPU is among those to change.
 func (req *ChangeRequest) Changes(uuid string) bool {
 	return len(req.Only) == 0 || slices.Contains(req.Only, uuid)
 }
 
+// ofSlices: something of the slices is to change.
 func (req *ChangeRequest) ofSlices() bool {
 	return req.Limit != nil || req.Spill != nil || req.Weight != nil || req.Percent != nil || req.Priority != nil
 }
@@ -153,13 +156,14 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 	if req.Paused != nil {
 		r.Paused = *req.Paused
 	}
-	if !req.ofSlices() {
-		return r, nil
-	}
+	assign(&r.Threads, req.Threads)
 	for _, uuid := range req.Only {
 		if !slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return v.UUID == uuid }) {
 			return Record{}, fmt.Errorf("ledger: container %s has no slice of GPU %s: cgpu smi shows what it has", r.label(), uuid)
 		}
+	}
+	if !req.ofSlices() {
+		return r, nil
 	}
 	matched := false
 	for i, old := range r.VGPUs {

@@ -21,6 +21,16 @@ func (r *Record) inDomain(domain, uuid string) bool {
 	return r.Domain == domain && domain != "" && r.has(uuid)
 }
 
+// sit gives a member the first seat on its GPU that no other has.
+func (r *Record) sit(others []Record) {
+	if !r.IsMember() || len(r.VGPUs) == 0 {
+		return
+	}
+	for r.Seat = 1; slices.ContainsFunc(others, func(o Record) bool { return o.Seat == r.Seat && o.inDomain(r.Domain, r.VGPUs[0].UUID) }); {
+		r.Seat++
+	}
+}
+
 // HasMembers reports that a domain has some on a GPU.
 func HasMembers(records []Record, domain, uuid string) bool {
 	for i := range records {
@@ -126,6 +136,12 @@ func (req *ChangeRequest) refuseDomain(r *Record, others []Record) *Refusal {
 			raised.VGPUs[i].Priority = quota.PriorityHigh
 		}
 		return raised.BesideDomains(others)
+	case r.DomainServer && req.Threads != nil:
+		return &Refusal{Domain: true, Reason: "it is a domain's MPS server, whose members have parts of the multiprocessors each",
+			Remedy: "set it of a member (cgpu smi lists them)"}
+	case r.Domain == "" && req.Threads != nil:
+		return &Refusal{Domain: true, Reason: "it is in no trust domain, beside whose members a part of the multiprocessors counts",
+			Remedy: "start it with CGPU_DOMAIN (--domain), or set its percentage of the GPU's time (--percent)"}
 	case r.IsMember() && (req.Weight != nil || req.Percent != nil || req.Priority != nil):
 		return &Refusal{Time: true, Reason: fmt.Sprintf("it is a member of domain %s, which shares the GPU's time as a whole", r.Domain),
 			Remedy: "set weight and percentage of the domain's MPS server (cgpu smi lists it)"}

@@ -3,6 +3,7 @@
 package ledger
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -123,6 +124,79 @@ func TestDomainChange(t *testing.T) {
 		_, err := req.apply(&file{}, Record{Domain: "team", DomainServer: c.server, VGPUs: slice("GPU-a", gib)})
 		if (err != nil) != c.refused {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSeats: a member has the first seat that no other of its domain has on its GPU, and keeps it; nobody else has one.
+func TestSeats(t *testing.T) {
+	l := Open(t.TempDir())
+	for i, c := range []struct {
+		r    Record
+		seat int
+	}{
+		{Record{Domain: "team", DomainServer: true, VGPUs: slice("GPU-a", gib)}, 0},
+		{Record{Domain: "team", VGPUs: slice("GPU-a", gib)}, 1},
+		{Record{Domain: "team", VGPUs: slice("GPU-a", gib)}, 2},
+		{Record{VGPUs: slice("GPU-a", gib)}, 0},
+		{Record{Domain: "tea", VGPUs: slice("GPU-a", gib)}, 1},
+		{Record{Domain: "team", VGPUs: slice("GPU-b", gib)}, 1},
+		{Record{Domain: "team", VGPUs: slice("GPU-a", gib)}, 3},
+		{Record{Domain: "team", VGPUs: slice("GPU-a", gib)}, 2}, // whose was given back
+	} {
+		if i == 7 {
+			if err := l.Release("n2"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.r.ID, c.r.Nonce, c.r.LauncherPID = fmt.Sprint("c", i), fmt.Sprint("n", i), os.Getpid()
+		r, err := l.Reserve(Request{Record: c.r, GPUs: twoGPUs, Card: preempt})
+		if err != nil || r.Seat != c.seat {
+			t.Errorf("%d: seat %d, %v, want %d", i, r.Seat, err, c.seat)
+		}
+	}
+}
+
+// TestThreadsChange: only a member has a part of the multiprocessors.
+func TestThreadsChange(t *testing.T) {
+	for name, c := range map[string]struct {
+		r       Record
+		threads int
+		only    string
+		refused string
+	}{
+		"a member":                 {Record{Domain: "team"}, 60, "", ""},
+		"all of it":                {Record{Domain: "team"}, 0, "", ""},
+		"on its GPU":               {Record{Domain: "team"}, 60, "GPU-a", ""},
+		"on a GPU that is not's":   {Record{Domain: "team"}, 60, "GPU-b", "has no slice of GPU GPU-b"},
+		"more than all":            {Record{Domain: "team"}, 101, "", "want 1 to 100"},
+		"less than nothing":        {Record{Domain: "team"}, -1, "", "want 1 to 100"},
+		"one in no domain":         {Record{}, 60, "", "it is in no trust domain"},
+		"all, of one in none":      {Record{}, 0, "", "it is in no trust domain"},
+		"the server of a domain's": {Record{Domain: "team", DomainServer: true}, 60, "", "it is a domain's MPS server"},
+	} {
+		l := Open(t.TempDir())
+		c.r.ID, c.r.Nonce, c.r.LauncherPID, c.r.VGPUs = "a", "a", os.Getpid(), slice("GPU-a", gib)
+		if c.r.Domain != "" {
+			c.r.Threads = 30
+		}
+		if _, err := l.Reserve(Request{Record: c.r, GPUs: twoGPUs, Card: preempt}); err != nil {
+			t.Fatal(err)
+		}
+		req := ChangeRequest{GPUs: twoGPUs, Card: preempt, Threads: &c.threads}
+		if c.only != "" {
+			req.Only = []string{c.only}
+		}
+		_, err := l.Change("a", req)
+		want := c.threads
+		if c.refused != "" {
+			want = c.r.Threads
+		}
+		if (err != nil) != (c.refused != "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: %v, want %q", name, err, c.refused)
+		}
+		if r, _ := l.Get("a"); r.Threads != want {
+			t.Errorf("%s: %d %%, want %d", name, r.Threads, want)
 		}
 	}
 }

@@ -105,6 +105,7 @@ func (l *Ledger) reserve(req Request) (Record, error) {
 		}
 		reserved = req.Record
 		reserved.VGPUs = vgpus
+		reserved.sit(f.Records)
 		reserved.Allocated = slices.Clone(reserved.Allocated)
 		for i := range reserved.Allocated {
 			if a := &reserved.Allocated[i]; a.UUID == "" { // the ledger has chosen

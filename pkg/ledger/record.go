@@ -65,8 +65,10 @@ type Record struct {
 	// that server's record.
 	Domain       string `json:"domain,omitempty"`
 	DomainServer bool   `json:"domainServer,omitempty"`
-	// Threads is the part of the multiprocessors, in percent, that a member's programs are told to use; 0: none.
+	// Threads is the part of the multiprocessors, in percent, that a member's programs get when they start; 0: all. Seat is the number of
+	// its folder at the domain's server (page.Seat), which no other member on the GPU has.
 	Threads int `json:"threads,omitempty"`
+	Seat    int `json:"seat,omitempty"`
 	// Retired, of a domain's server: it is being ended, and takes no more members.
 	Retired bool `json:"retired,omitempty"`
 	// Page is the file of the container's vGPU page (package page); empty where it has none.

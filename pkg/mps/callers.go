@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 const (
@@ -26,25 +28,26 @@ const (
 	banTime = 10 * time.Second
 )
 
-// callers are who has connected, by their containers, none of which keeps the others out.
+// callers are who has connected, by their containers' seats, none of which keeps the others out.
 type callers struct {
 	mu      sync.Mutex
 	all     []*caller // in the order in which they came
-	sources map[string]*source
-	banned  map[string]time.Time // sources, until when
+	sources [page.Seats + 1]source
 }
 
-// source is a container that has connections.
+// source is who comes by a seat.
 type source struct {
 	connections int
 	turn        sync.Mutex
+	banned      time.Time // until when
 }
 
 // caller is a connection.
 type caller struct {
 	*net.UnixConn
 	peer   *unix.Ucred
-	source string
+	seat   int
+	cgroup string // for messages: who is asked can move to another one below the container's
 	of     *source
 	in     *callers
 	silent bool
@@ -53,13 +56,13 @@ type caller struct {
 // container finds the cgroup of a container or a run, before those that it may make below.
 var container = regexp.MustCompile(`(?m)^[^:\n]*:[^:\n]*:(.*?/[^/\n]*(?:cgpu-run-[0-9a-f]{16}|[0-9a-f]{64})[^/\n]*)(?:/|$)`)
 
-// sourceOf is the cgroup of a process' container. Of a process that has gone it is not known; all such are one.
-func sourceOf(pid int32) string {
+// cgroupOf is the cgroup of a process' container; of a process that has gone it is not known.
+func cgroupOf(pid int32) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	return sourceIn(string(text))
+	return containerIn(string(text))
 }
 
-func sourceIn(cgroups string) string {
+func containerIn(cgroups string) string {
 	if m := container.FindStringSubmatch(cgroups); m != nil {
 		return m[1]
 	}
@@ -68,16 +71,16 @@ func sourceIn(cgroups string) string {
 
 // String names a caller in messages: the process, and its container by the last folder of the cgroup.
 func (c *caller) String() string {
-	return fmt.Sprintf("process %d (cgroup %.100q)", c.peer.Pid, c.source[strings.LastIndexByte(c.source, '/')+1:])
+	return fmt.Sprintf("process %d (cgroup %.100q)", c.peer.Pid, c.cgroup[strings.LastIndexByte(c.cgroup, '/')+1:])
 }
 
 // enter takes a connection of a container in, unless that has too many. Where there are as many as may be the oldest goes that has said
 // nothing.
-func (x *callers) enter(name string, conn *net.UnixConn) (*caller, error) {
+func (x *callers) enter(seat int, conn *net.UnixConn) (*caller, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s := x.sources[name]
-	if s != nil && s.connections >= mostOfOne {
+	s := &x.sources[seat]
+	if s.connections >= mostOfOne {
 		return nil, fmt.Errorf("its container has %d connections", mostOfOne)
 	}
 	if len(x.all) >= most {
@@ -88,15 +91,8 @@ func (x *callers) enter(name string, conn *net.UnixConn) (*caller, error) {
 		_ = x.all[i].Close()
 		x.all = slices.Delete(x.all, i, i+1)
 	}
-	if s == nil {
-		s = new(source)
-		if x.sources == nil {
-			x.sources = map[string]*source{}
-		}
-		x.sources[name] = s
-	}
 	s.connections++
-	c := &caller{UnixConn: conn, source: name, of: s, in: x, silent: true}
+	c := &caller{UnixConn: conn, seat: seat, of: s, in: x, silent: true}
 	x.all = append(x.all, c)
 	return c, nil
 }
@@ -108,9 +104,7 @@ func (c *caller) leave() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.all = slices.DeleteFunc(x.all, func(o *caller) bool { return o == c })
-	if c.of.connections--; c.of.connections == 0 {
-		delete(x.sources, c.source)
-	}
+	c.of.connections--
 }
 
 // hasSpoken keeps a connection: it has said all that a client says before its turn.
@@ -121,23 +115,14 @@ func (c *caller) hasSpoken() {
 }
 
 // ban turns a container away for a while.
-func (x *callers) ban(source string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.banned == nil {
-		x.banned = map[string]time.Time{}
-	}
-	x.banned[source] = time.Now().Add(banTime)
+func (c *caller) ban() {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	c.of.banned = time.Now().Add(banTime)
 }
 
-func (x *callers) isBanned(source string) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for s, until := range x.banned {
-		if time.Now().After(until) {
-			delete(x.banned, s)
-		}
-	}
-	_, yes := x.banned[source]
-	return yes
+func (c *caller) isBanned() bool {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	return time.Now().Before(c.of.banned)
 }

@@ -4,6 +4,7 @@ package mps
 
 import (
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,15 +35,22 @@ func conn(t *testing.T) *net.UnixConn {
 // care.
 func TestBan(t *testing.T) {
 	var x callers
-	if x.isBanned("a") {
+	var by [3]*caller // of seats 1, 1 and 2
+	for i, seat := range []int{1, 1, 2} {
+		var err error
+		if by[i], err = x.enter(seat, conn(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if by[0].isBanned() {
 		t.Fatal("it is banned at first")
 	}
-	x.ban("a")
-	if !x.isBanned("a") || x.isBanned("b") {
+	by[0].ban()
+	if !by[0].isBanned() || !by[1].isBanned() || by[2].isBanned() {
 		t.Error("the wrong one is banned")
 	}
-	x.banned["a"] = time.Now().Add(-time.Second)
-	if x.isBanned("a") || len(x.banned) != 0 {
+	by[1].of.banned = time.Now().Add(-time.Second)
+	if by[0].isBanned() {
 		t.Error("it is banned for ever")
 	}
 }
@@ -52,16 +60,16 @@ func TestMostOfOne(t *testing.T) {
 	var x callers
 	var all []*caller
 	for range mostOfOne {
-		c, err := x.enter("a", conn(t))
+		c, err := x.enter(1, conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, c)
 	}
-	if _, err := x.enter("a", conn(t)); err == nil {
+	if _, err := x.enter(1, conn(t)); err == nil {
 		t.Error("one too many")
 	}
-	if c, err := x.enter("b", conn(t)); err != nil {
+	if c, err := x.enter(2, conn(t)); err != nil {
 		t.Error(err)
 	} else {
 		c.leave()
@@ -69,8 +77,8 @@ func TestMostOfOne(t *testing.T) {
 	for _, c := range all {
 		c.leave()
 	}
-	if len(x.sources) != 0 || len(x.all) != 0 {
-		t.Errorf("left: %v, %v", x.sources, x.all)
+	if x.sources[1].connections != 0 || len(x.all) != 0 {
+		t.Errorf("left: %d connections, %v", x.sources[1].connections, x.all)
 	}
 }
 
@@ -79,7 +87,7 @@ func TestMost(t *testing.T) {
 	var x callers
 	var all []*caller
 	for i := range most {
-		c, err := x.enter(strings.Repeat("x", i%7), conn(t))
+		c, err := x.enter(i%7, conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,14 +95,14 @@ func TestMost(t *testing.T) {
 			c.hasSpoken()
 		}
 	}
-	for range most / 2 {
-		c, err := x.enter("b"+strings.Repeat("x", len(x.sources)), conn(t))
+	for i := range most / 2 {
+		c, err := x.enter(7+i%8, conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.hasSpoken()
 	}
-	if _, err := x.enter("c", conn(t)); err == nil || len(x.all) != most {
+	if _, err := x.enter(64, conn(t)); err == nil || len(x.all) != most {
 		t.Errorf("one too many, or %d connections", len(x.all))
 	}
 	for i, c := range all {
@@ -109,7 +117,7 @@ func TestMost(t *testing.T) {
 func TestTurns(t *testing.T) {
 	var x callers
 	var turn, order sync.Mutex
-	var came []string
+	var came []int
 	take := func(c *caller) {
 		c.of.turn.Lock()
 		defer c.of.turn.Unlock()
@@ -117,17 +125,17 @@ func TestTurns(t *testing.T) {
 		defer turn.Unlock()
 		time.Sleep(5 * time.Millisecond)
 		order.Lock()
-		came = append(came, c.source)
+		came = append(came, c.seat)
 		order.Unlock()
 	}
 	turn.Lock()
 	var all sync.WaitGroup
 	for i := range 21 {
-		name := "a"
+		seat := 1
 		if i == 20 {
-			name = "b"
+			seat = 2
 		}
-		c, err := x.enter(name, conn(t))
+		c, err := x.enter(seat, conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,13 +144,13 @@ func TestTurns(t *testing.T) {
 	}
 	turn.Unlock()
 	all.Wait()
-	if text := strings.Join(came, ""); strings.Index(text, "b") > 4 {
-		t.Errorf("in the order %s", text)
+	if slices.Index(came, 2) > 4 {
+		t.Errorf("in the order %v", came)
 	}
 }
 
-// TestSource: a container and a run are known by their own cgroups, whatever they make below.
-func TestSource(t *testing.T) {
+// TestCgroup: a container and a run are known by their own cgroups, whatever they make below.
+func TestCgroup(t *testing.T) {
 	const id, run = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", "cgpu-run-0123456789abcdef"
 	other := strings.Repeat("f", 64)
 	for cgroups, want := range map[string]string{
@@ -158,11 +166,11 @@ func TestSource(t *testing.T) {
 		"0::/system.slice/ssh.service\n":                                         "0::/system.slice/ssh.service",
 		"":                                                                       "",
 	} {
-		if got := sourceIn(cgroups); got != want {
+		if got := containerIn(cgroups); got != want {
 			t.Errorf("%q: %q, want %q", cgroups, got, want)
 		}
 	}
-	c := caller{source: "/docker/" + id, peer: &unix.Ucred{Pid: 7}}
+	c := caller{cgroup: "/docker/" + id, peer: &unix.Ucred{Pid: 7}}
 	if got := c.String(); got != `process 7 (cgroup "`+id+`")` {
 		t.Error(got)
 	}

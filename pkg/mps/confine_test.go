@@ -82,7 +82,7 @@ func wantConfined(t *testing.T) {
 func TestConfinedServer(t *testing.T) {
 	testenv.NeedsRoot(t, "a user namespace")
 	r := started(t, os.Args[0], "-f", forAll)
-	if got, err := partBy(r.socket, 100); err != nil || got != fmt.Sprint(100) {
+	if got, err := partOf(r.socket, 1); err != nil || got != fmt.Sprint(100) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if err := r.stop(); err != nil {

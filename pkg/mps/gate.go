@@ -50,8 +50,8 @@ type Gate struct {
 	// Patience is for what a member has to say: while it has its socket and does not say so, others that start wait.
 	Patience time.Duration
 	Refused  func(error) // is told whom it turned away; by several goroutines
-	// Prepare is called before a client is let through, with its part of the multiprocessors in percent.
-	Prepare func(percent int) error
+	// Prepare is called before a client is let through, with its container's seat.
+	Prepare func(seat int) error
 	// Doubt is called when the daemon does not take a client, or a client has its socket and does not say that it has spoken with the
 	// server, which waits for it, and for it alone.
 	Doubt func(error)
@@ -67,8 +67,8 @@ func (g *Gate) Alone(f func() error) error {
 	return f()
 }
 
-// Serve serves who connects, each with a part of the multiprocessors, until the listener is closed.
-func (g *Gate) Serve(l *net.UnixListener, percent int) error {
+// Serve serves who connects, from the container that has the seat, until the listener is closed.
+func (g *Gate) Serve(l *net.UnixListener, seat int) error {
 	for {
 		member, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -78,7 +78,7 @@ func (g *Gate) Serve(l *net.UnixListener, percent int) error {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		c, err := g.receive(member)
+		c, err := g.receive(member, seat)
 		if err != nil {
 			_ = member.Close()
 			g.Refused(err)
@@ -86,7 +86,7 @@ func (g *Gate) Serve(l *net.UnixListener, percent int) error {
 		}
 		go func() {
 			defer c.leave()
-			if err := g.relay(c, percent); err != nil {
+			if err := g.relay(c); err != nil {
 				g.Refused(fmt.Errorf("%v: %w", c, err))
 			}
 		}()
@@ -94,21 +94,21 @@ func (g *Gate) Serve(l *net.UnixListener, percent int) error {
 }
 
 // receive finds out who has connected.
-func (g *Gate) receive(member *net.UnixConn) (*caller, error) {
+func (g *Gate) receive(member *net.UnixConn, seat int) (*caller, error) {
 	peer, err := peerOf(member)
 	if err != nil {
 		return nil, err
 	}
-	c, err := g.callers.enter(sourceOf(peer.Pid), member)
+	c, err := g.callers.enter(seat, member)
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", peer.Pid, err)
 	}
-	c.peer = peer
+	c.peer, c.cgroup = peer, cgroupOf(peer.Pid)
 	return c, nil
 }
 
 // relay serves a connection. The daemon hears of it when the member has said all that it may.
-func (g *Gate) relay(c *caller, percent int) error {
+func (g *Gate) relay(c *caller) error {
 	_ = c.SetDeadline(time.Now().Add(g.Patience))
 	if err := send(c.UnixConn, hello); err != nil {
 		return nil // it has gone
@@ -130,11 +130,11 @@ func (g *Gate) relay(c *caller, percent int) error {
 	defer c.of.turn.Unlock()
 	g.turn.Lock()
 	defer g.turn.Unlock()
-	if g.callers.isBanned(c.source) {
+	if c.isBanned() {
 		return errors.New("a program of its container has been silent just now, which keeps all others waiting")
 	}
-	if err := g.Prepare(percent); err != nil {
-		return fmt.Errorf("its part of %d %% of the multiprocessors: %w", percent, err)
+	if err := g.Prepare(c.seat); err != nil {
+		return fmt.Errorf("its part of the multiprocessors: %w", err)
 	}
 	return g.introduce(c)
 }
@@ -156,7 +156,7 @@ func (g *Gate) introduce(c *caller) error {
 	}
 	if err != nil {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			g.callers.ban(c.source)
+			c.ban()
 		}
 		err = fmt.Errorf("has not spoken with the server: %w", err)
 		_ = daemon.Close() // it waits for that, too

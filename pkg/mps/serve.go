@@ -33,7 +33,8 @@ const forAll = "-multiuser-server"
 
 // Server is a domain's control daemon with a gate before it. It needs no privilege.
 type Server struct {
-	Sockets []*os.File // the gate's, of Receive; who made them has bound them
+	Parts   *os.File   // says what each seat has of the multiprocessors (page.Parts)
+	Sockets []*os.File // the gate's, of each seat, bound by who made them; both are of Receive
 	Own     string     // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string   // the daemon, in the foreground
 	Confine []string   // the program that becomes the daemon by Confine, and its arguments before Command
@@ -76,11 +77,18 @@ func (s Server) Run(ctx context.Context) error {
 		default:
 		}
 	}
-	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Prepare: d.setPercent, Doubt: func(why error) {
+	g := &Gate{Daemon: socket, User: s.user(), Patience: d.patience, Refused: refused(said), Doubt: func(why error) {
 		if err := d.ask(); err != nil && !errors.Is(err, errFault) { // that may pass
 			doubt(fmt.Errorf("%w, since %w", err, why))
 		}
 	}}
+	g.Prepare = func(seat int) error {
+		percent, err := s.part(seat)
+		if err != nil {
+			return err
+		}
+		return d.setPercent(percent)
+	}
 	stop, err := s.open(g)
 	defer stop()
 	if err != nil {
@@ -207,7 +215,19 @@ func (s Server) quit(d *control, daemon *exec.Cmd, ended <-chan error) error {
 	return <-ended
 }
 
-// open serves the gate's sockets, as many as there are percent of the multiprocessors: who comes by the Nth has N percent of them.
+// part is what a seat has of the multiprocessors now, in percent.
+func (s Server) part(seat int) (int, error) {
+	var percent [1]byte
+	if _, err := s.Parts.ReadAt(percent[:], int64(seat)); err != nil {
+		return 0, err
+	}
+	if percent[0] < 1 || percent[0] > page.AllParts {
+		return 0, fmt.Errorf("%d%%: no container in the ledger has seat %d of the domain", percent[0], seat)
+	}
+	return int(percent[0]), nil
+}
+
+// open serves the gate's sockets: each is for the one container that sees its folder, and no other.
 func (s Server) open(g *Gate) (stop func(), err error) {
 	var made []*net.UnixListener
 	stop = func() {
@@ -215,13 +235,13 @@ func (s Server) open(g *Gate) (stop func(), err error) {
 			_ = l.Close()
 		}
 	}
-	for i, file := range s.Sockets {
+	for seat, file := range s.Sockets {
 		l, err := listen(file)
 		if err != nil {
 			return stop, err
 		}
 		made = append(made, l)
-		go func() { _ = g.Serve(l, i+1) }()
+		go func() { _ = g.Serve(l, seat) }()
 	}
 	return stop, nil
 }
@@ -239,29 +259,30 @@ func listen(file *os.File) (*net.UnixListener, error) {
 	return l.(*net.UnixListener), nil // nothing else is a socket of that family
 }
 
-// Receive takes the gate's sockets from the socket that is a descriptor.
-func Receive(fd int) ([]*os.File, error) {
-	oob := make([]byte, unix.CmsgSpace(page.AllParts*4))
+// Receive takes the file of parts and the gate's sockets from the socket that is a descriptor.
+func Receive(fd int) (parts *os.File, sockets []*os.File, err error) {
+	const want = 1 + page.Seats + 1
+	oob := make([]byte, unix.CmsgSpace(want*4))
 	_, n, _, _, err := unix.Recvmsg(fd, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
-		return nil, os.NewSyscallError("recvmsg", err)
+		return nil, nil, os.NewSyscallError("recvmsg", err)
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:n])
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var files []*os.File
 	for _, m := range messages {
 		fds, err := unix.ParseUnixRights(&m)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, x := range fds {
-			files = append(files, os.NewFile(uintptr(x), "socket"))
+			files = append(files, os.NewFile(uintptr(x), "parts or socket"))
 		}
 	}
-	if len(files) != page.AllParts {
-		return nil, fmt.Errorf("got %d sockets, want %d", len(files), page.AllParts)
+	if len(files) != want {
+		return nil, nil, fmt.Errorf("got %d files, want %d", len(files), want)
 	}
-	return files, nil
+	return files[0], files[1:], nil
 }

@@ -78,9 +78,9 @@ func started(t *testing.T, command ...string) *running {
 	if err := os.Mkdir(s.Own, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	members := filepath.Join(dir, "members")
-	s.Sockets = socketsBelow(t, members)
-	all := page.Part(members, 0)
+	members := filepath.Join(dir, "seats")
+	s.Parts, s.Sockets = gateFiles(t, members)
+	all := page.Seat(members, 1)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	r := &running{socket: filepath.Join(all, SocketName), cancel: cancel, ended: make(chan error, 1)}
@@ -100,17 +100,28 @@ func started(t *testing.T, command ...string) *running {
 	return nil
 }
 
-// socketsBelow are sockets below a folder, which have come through another one.
-func socketsBelow(t *testing.T, members string) []*os.File {
+// gateFiles are sockets below a folder, and a file beside it where seat 1 has all, which have come through another socket.
+func gateFiles(t *testing.T, members string) (parts *os.File, sockets []*os.File) {
 	t.Helper()
+	list := make([]byte, page.Seats+1)
+	list[1] = page.AllParts
+	path := filepath.Join(filepath.Dir(members), page.Parts)
+	if err := os.WriteFile(path, list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(ends[1])
-	var fds []int
-	for percent := 1; percent <= page.AllParts; percent++ {
-		dir := page.Part(members, percent)
+	fds := []int{int(file.Fd())}
+	for seat := range page.Seats + 1 {
+		dir := page.Seat(members, seat)
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 		err = errors.Join(err, os.MkdirAll(dir, 0o755), unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, SocketName)}))
 		if err != nil {
@@ -122,14 +133,13 @@ func socketsBelow(t *testing.T, members string) []*os.File {
 	if err := errors.Join(unix.Sendmsg(ends[0], []byte{0}, unix.UnixRights(fds...), nil, 0), unix.Close(ends[0])); err != nil {
 		t.Fatal(err)
 	}
-	files, err := Receive(ends[1])
-	if err != nil {
+	if parts, sockets, err = Receive(ends[1]); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Receive(ends[1]); err == nil {
+	if _, _, err := Receive(ends[1]); err == nil {
 		t.Error("sockets out of nothing")
 	}
-	return files
+	return parts, sockets
 }
 
 // answers reports that somebody listens.
@@ -163,9 +173,9 @@ func TestServer(t *testing.T) {
 	if err := r.stop(); err != nil {
 		t.Errorf("the daemon ended by %v: want quit", err)
 	}
-	for percent := 1; percent <= page.AllParts; percent++ {
-		if answers(filepath.Join(page.Part(membersOf(r.socket), percent), SocketName)) {
-			t.Errorf("the socket of part %d answers", percent)
+	for seat := range page.Seats + 1 {
+		if answers(filepath.Join(page.Seat(membersOf(r.socket), seat), SocketName)) {
+			t.Errorf("the socket of seat %d answers", seat)
 		}
 	}
 	log, err := os.ReadFile(filepath.Join(ownOf(r.socket), "daemon.log"))
@@ -174,20 +184,25 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// TestParts: a member has the part of the folder that it comes by, whoever came before or comes at the same time.
+// TestParts: a member has the part that the file says of its seat when it comes, whoever came before or comes at the same time.
 func TestParts(t *testing.T) {
 	r := started(t, os.Args[0], "-f")
-	for _, percent := range []int{100, 30, 30, 1, 100, 99} {
-		if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
+	for i, percent := range []int{100, 30, 30, 1, 100, 99} {
+		seat := 1 + i%2
+		r.set(t, seat, percent)
+		if got, err := partOf(r.socket, seat); err != nil || got != strconv.Itoa(percent) {
 			t.Errorf("%d: %q, %v", percent, got, err)
 		}
+	}
+	for seat := 1; seat <= 4; seat++ {
+		r.set(t, seat, 25*seat)
 	}
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
-			percent := 25 * (i%4 + 1)
-			if got, err := partBy(r.socket, percent); err != nil || got != strconv.Itoa(percent) {
-				t.Errorf("%d at once: %q, %v", percent, got, err)
+			seat := i%4 + 1
+			if got, err := partOf(r.socket, seat); err != nil || got != strconv.Itoa(25*seat) {
+				t.Errorf("seat %d at once: %q, %v", seat, got, err)
 			}
 		})
 	}
@@ -197,8 +212,48 @@ func TestParts(t *testing.T) {
 	}
 }
 
-func partBy(socket string, percent int) (string, error) {
-	c, err := mpstest.Client(filepath.Join(page.Part(membersOf(socket), percent), SocketName))
+// TestNoPart: who has none gets nothing, and neither does he who looks whether the server answers, or anybody whose part cannot be read.
+func TestNoPart(t *testing.T) {
+	r := started(t, os.Args[0], "-f")
+	for _, seat := range []int{0, 2, page.Seats} {
+		if got, err := partOf(r.socket, seat); err == nil {
+			t.Errorf("seat %d has a part of %q", seat, got)
+		}
+	}
+	r.set(t, 2, page.AllParts+1)
+	if got, err := partOf(r.socket, 2); err == nil {
+		t.Errorf("a part beyond all: %q", got)
+	}
+	if err := os.Truncate(partsOf(r.socket), 1); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := partOf(r.socket, 1); err == nil {
+		t.Errorf("a file that is cut off: %q", got)
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// partsOf is the file of parts, by the gate's socket.
+func partsOf(socket string) string { return filepath.Join(filepath.Dir(membersOf(socket)), page.Parts) }
+
+// set has a seat have a part.
+func (r *running) set(t *testing.T, seat, percent int) {
+	t.Helper()
+	f, err := os.OpenFile(partsOf(r.socket), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte{byte(percent)}, int64(seat)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// partOf is what a server tells a client that comes by a seat.
+func partOf(socket string, seat int) (string, error) {
+	c, err := mpstest.Client(filepath.Join(page.Seat(membersOf(socket), seat), SocketName))
 	if err != nil {
 		return "", err
 	}

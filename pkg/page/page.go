@@ -242,23 +242,22 @@ func mounted(dir string) bool {
 // Pipes is the folder of the MPS server of a trust domain on a GPU; its members have Members below it, with the server's socket.
 func Pipes(runDir, uuid, domain string) string { return filepath.Join(runDir, "mps", uuid, domain) }
 
-// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees its Part
+// Members and Daemon are in the folder of Pipes: what the domain's members get, and what the daemon has to itself. A member sees its Seat
 // of the first at PipesPath; the server has all of the folder there.
 const (
-	Members   = "members"
+	Members   = "seats"
 	Daemon    = "daemon"
 	Ended     = "ended" // a file of the daemon's: why the server ended, in its own words
+	Parts     = "parts" // a file of root's: each seat's part of the multiprocessors in percent, a byte each; 0: nobody sits there
 	PipesPath = "/run/cgpu/mps"
 )
 
-// Part is the folder of a member that has a part of the multiprocessors, in percent, 1 to AllParts; 0: all. By which folder it comes says
-// what it gets.
-func Part(members string, percent int) string {
-	if percent == 0 {
-		percent = AllParts
-	}
-	return filepath.Join(members, strconv.Itoa(percent))
-}
+// Seat is the folder of one member, 1 to Seats, whose mount nobody else has: by which folder it comes says who comes. 0 is for who only
+// looks whether the server answers.
+func Seat(members string, number int) string { return filepath.Join(members, strconv.Itoa(number)) }
 
-// AllParts is how many folders there are.
+// Seats is how many members a domain has on a GPU at most: as many as containers can share one.
+const Seats = 64
+
+// AllParts is all of the multiprocessors, in percent.
 const AllParts = 100

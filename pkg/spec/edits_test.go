@@ -181,27 +181,27 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// TestMembership: a member of a domain has the variables that tell libcuda of it, and of its part what was asked of cgpu.
+// TestMembership: a member of a domain has the variable that tells libcuda of it, and sees its own seat.
 func TestMembership(t *testing.T) {
 	const pipes, rest = "CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu "
 	for _, test := range []struct {
-		env     string
-		domain  string
-		threads int
-		want    string
+		env    string
+		domain string
+		want   string
 	}{
-		{`[]`, "", 0, rest},
-		{`[]`, "team", 0, rest + pipes + " "},
-		{`[]`, "team", 30, rest + pipes + " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 "},
-		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", 30, rest + pipes + " CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30 "},
-		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", 0, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60 " + rest + pipes + " "},
-		{`["CUDA_MPS_PIPE_DIRECTORY=/x"]`, "team", 0, "CUDA_MPS_PIPE_DIRECTORY=/x " + rest},
+		{`[]`, "", rest},
+		{`[]`, "team", rest + pipes + " "},
+		{`["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60"]`, "team", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=60 " + rest + pipes + " "},
+		{`["CUDA_MPS_PIPE_DIRECTORY=/x"]`, "team", "CUDA_MPS_PIPE_DIRECTORY=/x " + rest},
 	} {
 		p := plan(map[int]quota.Bytes{0: quota.GiB})
-		p.Domain, p.Threads = test.domain, test.threads
+		p.Domain, p.Seat = test.domain, 7
 		e := apply(t, []byte(`{"process":{"env":`+test.env+`},"linux":{}}`), p)
 		if got := strings.Join(e.Process.Env, " "); got != test.want+"NVIDIA_VISIBLE_DEVICES=void" {
-			t.Errorf("%s, domain %q, %d %%:\ngot  %s\nwant %s", test.env, test.domain, test.threads, got, test.want)
+			t.Errorf("%s, domain %q:\ngot  %s\nwant %s", test.env, test.domain, got, test.want)
+		}
+		if want := "/" + test.domain + "/seats/7"; test.domain != "" && !strings.HasSuffix(p.Pipes(), want) {
+			t.Errorf("its folder is %s, want %s", p.Pipes(), want)
 		}
 	}
 }

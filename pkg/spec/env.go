@@ -14,7 +14,7 @@ import (
 const visible = "NVIDIA_VISIBLE_DEVICES"
 
 // editEnv writes exactly one NVIDIA_VISIBLE_DEVICES=void, so that no second injector adds devices, and adds the
-// driver's variables where the container does not set them. What was asked of cgpu counts more than libcuda's variable for it.
+// driver's variables where the container does not set them.
 func editEnv(doc *Document, p *Plan) error {
 	names, raw, err := readEnv(doc)
 	if err != nil {
@@ -23,7 +23,7 @@ func editEnv(doc *Document, p *Plan) error {
 	var kept [][]byte
 	set := map[string]bool{visible: true}
 	for i, name := range names {
-		if name != visible && (p.Threads == 0 || name != ThreadsVariable) {
+		if name != visible {
 			kept = append(kept, raw[i])
 			set[name] = true
 		}

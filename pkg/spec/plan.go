@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strconv"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -59,8 +58,8 @@ type Plan struct {
 	// Domain is the trust domain; empty: none. DomainServer: it is its MPS server.
 	Domain       string
 	DomainServer bool
-	// Threads, of a member, is its part of the multiprocessors in percent; 0: all.
-	Threads int
+	// Seat, of a member, is the number of its folder at the server.
+	Seat int
 	// Version of cgpu, for the record.
 	Version string
 }
@@ -77,7 +76,7 @@ type GPU struct {
 func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
 		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload && !record.DriverOnly,
-		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer, Threads: record.Threads,
+		DriverLimits: record.DriverLimits, Domain: record.Domain, DomainServer: record.DomainServer, Seat: record.Seat,
 		Common: table.Nodes, Mounts: table.Mounts, HookMounts: table.HookMounts, Links: table.Links, LibDirs: table.LibDirs,
 		Libraries: table.Libraries, Env: table.Env,
 	}
@@ -96,24 +95,13 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 	return p
 }
 
-// Variables of libcuda's for MPS: where its domain's server is, and which part of the multiprocessors it uses, in percent.
-const (
-	PipeVariable    = "CUDA_MPS_PIPE_DIRECTORY=" + page.PipesPath
-	ThreadsVariable = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-)
+// PipeVariable tells libcuda where its domain's server is.
+const PipeVariable = "CUDA_MPS_PIPE_DIRECTORY=" + page.PipesPath
 
-// Membership is what the environment of a domain's member has of them.
-func (p *Plan) Membership() []string {
-	switch {
-	case p.Domain == "" || p.DomainServer:
-		return nil
-	case p.Threads == 0:
-		return []string{PipeVariable}
-	}
-	return []string{PipeVariable, ThreadsVariable + "=" + strconv.Itoa(p.Threads)}
-}
+// IsMember: the container is a member of a domain.
+func (p *Plan) IsMember() bool { return p.Domain != "" && !p.DomainServer }
 
-// Pipes is the folder on the host that is to be seen at page.PipesPath: of a domain's server all of it, of a member its part; empty: none.
+// Pipes is the folder on the host that is to be seen at page.PipesPath: of a domain's server all of it, of a member its seat; empty: none.
 func (p *Plan) Pipes() string {
 	if p.Domain == "" || len(p.GPUs) == 0 {
 		return ""
@@ -122,7 +110,7 @@ func (p *Plan) Pipes() string {
 	if p.DomainServer {
 		return pipes
 	}
-	return page.Part(filepath.Join(pipes, page.Members), p.Threads)
+	return page.Seat(filepath.Join(pipes, page.Members), p.Seat)
 }
 
 // Nodes are the device nodes that the container gets.
@@ -139,7 +127,7 @@ func (p *Plan) Nodes() []device.Node {
 func Apply(doc *Document, p Plan) error {
 	if pipes := p.Pipes(); pipes != "" {
 		p.Mounts = append(slices.Clip(p.Mounts), device.Mount{Host: pipes, Container: page.PipesPath, Options: dataOptions})
-		p.Env = append(slices.Clip(p.Env), p.Membership()...)
+		p.Env = append(slices.Clip(p.Env), PipeVariable)
 	}
 	// The root of another user namespace may not reach a driver file for which the runtime, that root's parent, opens it.
 	namespaces, err := doc.list("namespaces", "linux")

@@ -34,6 +34,7 @@ func PrintChange(w io.Writer, t *device.Table, old, changed ledger.Record, req l
 		diff("weight", strconv.Itoa(was.Weight), strconv.Itoa(now.Weight))
 		diff("percent", OrNone(was.Percent), OrNone(now.Percent))
 		diff("priority", was.Priority.String(), now.Priority.String())
+		diff("threads of new programs", orAll(old.Threads), orAll(changed.Threads))
 		if len(diffs) == 0 {
 			diffs = []string{"nothing to change"}
 		}
@@ -55,6 +56,14 @@ func OrNone(n int) string {
 		return "none"
 	}
 	return strconv.Itoa(n)
+}
+
+// orAll is a part of the multiprocessors.
+func orAll(percent int) string {
+	if percent == 0 {
+		return "all"
+	}
+	return fmt.Sprintf("%d%%", percent)
 }
 
 // amount is one that may be nothing.

@@ -48,7 +48,7 @@ records() { # records EXPRESSION: of each server's record r
 for r in json.load(open(sys.argv[1]))["records"]:
     if r.get("domainServer"): print(eval(sys.argv[2]))' "$dir/run/ledger.json" "$1"
 }
-pipes() { echo CUDA_MPS_PIPE_DIRECTORY="$(echo "$dir"/run/mps/*/"$1"/members)"; }
+pipes() { echo CUDA_MPS_PIPE_DIRECTORY="$(echo "$dir"/run/mps/*/"$1"/seats/1)"; }
 stop_all() { pkill -KILL -U $uid,$other; sleep 0.5; }
 finish() {
 	stop_all
@@ -116,6 +116,14 @@ show 'CUDA IPC within a member' "$dir/ipc1" 2
 show 'CUDA IPC from another member' "$dir/ipc2" 2
 member a 4GiB "$dir/contexts" >"$dir/contexts.said" 2>&1
 show "a member's contexts, one after the other" "$dir/contexts.said" 3
+
+# A part of the multiprocessors, changed while the member runs.
+run --domain a --memory 2GiB --threads 30 --name parts -- sh -c "'$dir/mps' context limit; touch '$dir/home/parts'; sleep 1; '$dir/mps' context limit" \
+	>"$dir/parts" 2>&1 &
+within 10 test -e "$dir/home/parts"
+cgpu set parts --threads 60 >>"$dir/parts" 2>&1
+wait $!
+show 'a member with 30 %, then 60 %' <(grep -E 'limit|threads' "$dir/parts") 6
 
 # Who is not of the domain has its pipes, and gets nothing.
 run --memory 4GiB -- "$(pipes a)" "$dir/mps" context >"$dir/x1" 2>&1

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -81,7 +82,7 @@ func TestDomain(t *testing.T) {
 		t.Errorf("parts of %d %% and %d %%, want 100 and 30", a, b)
 	}
 	logs := lab.Run(nil, "docker", "logs", inDocker).Stdout
-	if !strings.Contains(logs, "part=7\nthreads=7\n") {
+	if !strings.Contains(logs, "part=7\n") {
 		t.Errorf("in docker: %s", logs)
 	}
 	if a, b := all.has(t, "server"), part.has(t, "server"); a != b || !strings.Contains(logs, fmt.Sprintf("server=%#x\n", a)) {
@@ -129,7 +130,8 @@ func TestDomain(t *testing.T) {
 			t.Errorf("%s: %v", command, r)
 		}
 	}
-	members := filepath.Join(lab.RunDir, "mps", server.VGPUs[0].UUID, "team", "members", "100")
+	members := filepath.Join(lab.RunDir, "mps", server.VGPUs[0].UUID, "team", "seats", strconv.Itoa(records(t)[slices.IndexFunc(records(t),
+		func(r ledger.Record) bool { return r.IsMember() })].Seat))
 	stranger := []string{"--", "env", "CUDA_MPS_PIPE_DIRECTORY=" + members, p, "mps-client"}
 	wantRefused(t, tryRun("1GiB", stranger...), "RM_DUP_OBJECT.*NV_ERR_INVALID_CLIENT")
 	for _, s := range []*started{all, part} {
@@ -150,6 +152,57 @@ func filesIn(dir string) string {
 		names = append(names, e.Name())
 	}
 	return strings.Join(names, " ")
+}
+
+// TestThreadsLive: cgpu set changes a member's part for what starts from then on; the member cannot, by all that it sees of the domain.
+func TestThreadsLive(t *testing.T) {
+	domainNode(t)
+	id := container{env: append(sizeOf("1GiB"), "CGPU_DOMAIN=team", "CGPU_THREADS=30"), cmd: []string{"sleep", "1000"}}.start(t)
+	part := func(want int, more ...string) {
+		t.Helper()
+		exec := []string{"docker", "exec", "-e", "CUDA_MPS_PIPE_DIRECTORY=/run/cgpu/mps"} // which engines know nothing of
+		r := lab.Run(nil, slices.Concat(exec, more, []string{id, "cgpu-probe", "mps-client", "--hold", "0"})...)
+		if !strings.Contains(r.Stdout, fmt.Sprintf("part=%d\n", want)) {
+			t.Errorf("want a part of %d %%: %v", want, r)
+		}
+	}
+	part(30)
+	if out := cgpu(t, "set", id, "--threads", "60"); !strings.Contains(out, "threads of new programs 30% → 60%") {
+		t.Errorf("cgpu set: %s", out)
+	}
+	part(60)
+	// It is root there, has the folder that it is given, and says what it likes.
+	hostile := `cd /run/cgpu/mps; ls -a . ..; for f in parts ../parts seats/1 control ../../cgpu/mps/x; do echo d > $f; rm -f $f; mkdir -p $f; done`
+	if r := lab.Run(nil, "docker", "exec", "-u", "0", id, "sh", "-c", hostile); strings.Contains(r.Stdout, "parts") {
+		t.Errorf("it sees %v", r)
+	}
+	part(60, "-e", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100")
+	eventually(t, 10*time.Second, func() string {
+		if out := cgpu(t, "events"); !strings.Contains(out, "threads of new programs 30% → 60%") {
+			return out
+		}
+		return ""
+	})
+	if out := cgpu(t, "smi"); !strings.Contains(out, "team 60%") {
+		t.Errorf("cgpu smi: %s", out)
+	}
+	// cgpu set was killed before it told the gate: the server's guard does.
+	server, ok := domainServer(t)
+	if !ok {
+		t.Fatal("no server")
+	}
+	file := filepath.Join(lab.RunDir, "mps", server.VGPUs[0].UUID, "team", "parts")
+	if err := os.WriteFile(file, make([]byte, 65), 0); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, func() string {
+		if text, err := os.ReadFile(file); err != nil || text[1] != 60 {
+			return fmt.Sprint(text, err)
+		}
+		return ""
+	})
+	part(60)
+	wantRefused(t, tryCgpu("set", server.Name, "--threads", "7"), "it is a domain's MPS server")
 }
 
 // TestDomainServerKilled: its members' contexts end with the server, and the next member finds another.

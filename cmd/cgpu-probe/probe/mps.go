@@ -133,8 +133,7 @@ func cmdMPSClient(args []string) error {
 	if err != nil {
 		return err
 	}
-	print("used_kib=%d\nserver=%#x\npart=%d\nthreads=%s\npid=%d\nready=1", (before-free)/quota.KiB, o[0], o[4],
-		os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), os.Getpid())
+	print("used_kib=%d\nserver=%#x\npart=%d\npid=%d\nready=1", (before-free)/quota.KiB, o[0], o[4], os.Getpid())
 	if *seconds != "" {
 		return wait(*seconds)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
@@ -104,8 +105,8 @@ func makeFolder(path string, user int) error {
 	}
 	members := filepath.Join(made, page.Members)
 	list := []folder{{made, 0o711, 0}, {members, 0o755, 0}, {filepath.Join(made, page.Daemon), 0o700, user}}
-	for percent := 1; percent <= page.AllParts; percent++ {
-		list = append(list, folder{page.Part(members, percent), 0o755, 0})
+	for seat := range page.Seats + 1 {
+		list = append(list, folder{page.Seat(members, seat), 0o755, 0})
 	}
 	for _, dir := range list {
 		if err := os.Mkdir(dir.path, dir.mode); err != nil {
@@ -114,6 +115,9 @@ func makeFolder(path string, user int) error {
 		if err := errors.Join(os.Chmod(dir.path, dir.mode), os.Chown(dir.path, dir.user, dir.user)); err != nil { // whatever the umask
 			return err
 		}
+	}
+	if err := domain.MakeParts(made); err != nil {
+		return err
 	}
 	return os.Rename(made, path)
 }

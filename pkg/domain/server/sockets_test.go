@@ -19,7 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
-// TestSockets: each part has a socket that answers when the server listens, in the place of one that a killed server has left, however long
+// TestSockets: each seat has a socket that answers when the server listens, in the place of one that a killed server has left, however long
 // the folder's path is. In it the server's user has nothing to write to on the host: neither there nor in the daemon's folder, to which it
 // has no way.
 func TestSockets(t *testing.T) {
@@ -33,13 +33,13 @@ func TestSockets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if last, err = mps.Receive(fd); err != nil {
+		if _, last, err = mps.Receive(fd); err != nil {
 			t.Fatal(err)
 		}
 		_ = unix.Close(fd)
 	}
 	for i, file := range last {
-		folder, err := os.Open(page.Part(filepath.Join(pipes, page.Members), i+1))
+		folder, err := os.Open(page.Seat(filepath.Join(pipes, page.Members), i))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestSockets(t *testing.T) {
 		}
 		c, err := net.Dial("unixpacket", fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), mps.SocketName))
 		if err != nil {
-			t.Errorf("part %d: %v", i+1, err)
+			t.Errorf("seat %d: %v", i, err)
 			continue
 		}
 		_, _, _ = c.Close(), folder.Close(), file.Close()
@@ -67,10 +67,10 @@ func TestSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(page.Part(filepath.Join(pipes, page.Members), 7)); err != nil {
+	if err := os.RemoveAll(page.Seat(filepath.Join(pipes, page.Members), 7)); err != nil {
 		t.Fatal(err)
 	}
 	if fd, err := sockets(pipes); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%d, %v: want the folder of part 7", fd, err)
+		t.Errorf("%d, %v: want the folder of seat 7", fd, err)
 	}
 }
