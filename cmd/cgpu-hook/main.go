@@ -61,7 +61,7 @@ func run(args []string, stdin io.Reader, stderr io.Writer) error {
 	case "started":
 		return started(args[2:], stdin)
 	case "setup":
-		return setup(args[2:], stderr)
+		return setup(args[2:], driverParams, stderr)
 	case "release":
 		return release(args[2:], stdin)
 	case alloc.HookCommand:
@@ -202,7 +202,7 @@ func tellLost(r ledger.Record) {
 const guardTime = 500 * time.Millisecond
 
 // setup prepares the container's file system for the driver's libraries.
-func setup(args []string, stderr io.Writer) error {
+func setup(args []string, params string, stderr io.Writer) error {
 	job, err := parseJob(args)
 	if err != nil {
 		return err
@@ -213,17 +213,16 @@ func setup(args []string, stderr io.Writer) error {
 	}
 	defer root.close()
 	unix.Umask(0o022) // other users of the container must find what is made here
+	// Before all else: what is made below makes /etc, and has a tmpfs in /proc, where no driver file may be.
+	if err := bindFiles(root, job.binds, stderr); err != nil {
+		return err
+	}
 	// They have nothing to do with each other, and the container waits for the slowest.
 	said, failed := make([]bytes.Buffer, 3), make([]error, 3)
 	var all sync.WaitGroup
 	for i, work := range []func(stderr io.Writer) error{
-		func(stderr io.Writer) error {
-			if err := bindFiles(root, job.binds); err != nil {
-				return err
-			}
-			return makeLinks(root, job.links, stderr) // after them, so that none is made where a file is to be
-		},
-		func(io.Writer) error { return keepDeviceNodes(root, "/proc/driver/nvidia/params") },
+		func(stderr io.Writer) error { return makeLinks(root, job.links, stderr) },
+		func(io.Writer) error { return keepDeviceNodes(root, params) },
 		func(stderr io.Writer) error { return forgive(stderr, updateCache(root, job, stderr)) },
 	} {
 		all.Go(func() { failed[i] = work(&said[i]) })

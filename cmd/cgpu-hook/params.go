@@ -15,6 +15,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/inside"
 )
 
+// driverParams are the parameters of NVIDIA's driver.
+const driverParams = "/proc/driver/nvidia/params"
+
 // keepDeviceNodes stops the driver's libraries in the container from making nodes for GPUs that it was not given:
 // libnvidia-ml and nvidia-modprobe do so when the driver's parameters, which params is, say "ModifyDeviceFiles: 1".
 // The container sees a copy that says 0. Without an NVIDIA driver there is nothing to do.

@@ -51,7 +51,10 @@ func (r root) folderIn(name string, resolve uint64, links int) (folder, error) {
 	open := func(name string) (int, error) { return inside.Open(r.fd, name, flags, resolve) }
 	fd, err := open(name)
 	made := ""
-	for part := range strings.SplitSeq(strings.Trim(path.Clean(name), "/"), "/") {
+	for part := range strings.SplitSeq(name, "/") {
+		if part == "" || part == "." {
+			continue
+		}
 		if !errors.Is(err, unix.ENOENT) {
 			break
 		}
@@ -83,11 +86,7 @@ func (r root) makeTarget(parent int, name, base string, resolve uint64, links in
 	if err != nil {
 		return // a folder that another process has made
 	}
-	to := string(text[:n])
-	if !path.IsAbs(to) {
-		to = path.Join("/"+name, to)
-	}
-	if f, err := r.folderIn(to, resolve, links); err == nil {
+	if f, err := r.folderIn(target(name, string(text[:n])), resolve, links); err == nil {
 		f.close()
 	}
 }

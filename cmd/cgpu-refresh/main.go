@@ -23,11 +23,10 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/hostrun"
+	"github.com/opencgpu/cgpu/pkg/mount"
 	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 )
 
@@ -119,8 +118,10 @@ func (r refresh) run(force bool) error {
 	if t.Hook, err = device.Program("cgpu-hook"); err != nil {
 		return err
 	}
-	// With nothing to set, the call does nothing; engines' filters for containers forbid it, or do not know it.
-	t.HookMounts = unix.MountSetattr(-1, "", 0, &unix.MountAttr{}) == nil
+	err = mount.Try(device.LockFile(r.runDir))
+	if t.HookMounts = err == nil; err != nil {
+		r.say("the low-level runtime mounts the driver's files: cgpu-hook could not: %v", err)
+	}
 	// Without it a max_spill in percent is nothing, and whoever asks for spill is told; others need not suffer.
 	if t.HostMemory, err = hostMemory(memInfo); err != nil {
 		r.warn("the machine's memory is not known: %v", err)

@@ -20,6 +20,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/mount"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sim"
 	"github.com/opencgpu/cgpu/pkg/testenv"
@@ -167,6 +168,9 @@ func TestSimulatedNode(t *testing.T) {
 	tab := r.load(t)
 	if len(tab.GPUs) != 1 || tab.GPUs[0].Name != "Tesla T4" || tab.GPUs[0].Memory != 15109*quota.MiB || tab.Config.MaxInst != 3 {
 		t.Errorf("table %+v", tab)
+	}
+	if err := mount.Try(r.configFile); tab.HookMounts != (err == nil) {
+		t.Errorf("a hook mounts files: %t; tried: %v", tab.HookMounts, err)
 	}
 	info, err := os.Stat(r.simDir + "/nvidiactl")
 	if err != nil || info.Mode() != os.ModeDevice|os.ModeCharDevice|0o666 {

@@ -181,17 +181,24 @@ func (c *call) redirect(crun bool) {
 // absolute is the folder or file that the runtime finds at a path: ".." is the kernel's there, behind links.
 func absolute(path string) string {
 	if strings.Contains(path, "..") {
-		if fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
-			defer unix.Close(fd)
-			if real, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil {
-				return real
-			}
+		if real, err := resolved(path); err == nil {
+			return real
 		}
 	}
 	if abs, err := filepath.Abs(path); err == nil {
 		return abs
 	}
 	return path
+}
+
+// resolved is the path of a file behind links. (filepath.EvalSymlinks would make the program a page longer.)
+func resolved(path string) (string, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	return os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
 }
 
 // same says whether two grammars read the same.

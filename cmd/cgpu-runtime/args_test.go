@@ -268,3 +268,24 @@ func TestCreator(t *testing.T) {
 		}
 	}
 }
+
+// TestIsRunc: a runtime is what a link leads to, and what is not known is not runc.
+func TestIsRunc(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"my-runc", "crun", "youki"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, target := range map[string]string{"oci": "my-runc", "docker-runc": "runc", "runc": "crun"} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]bool{"my-runc": true, "oci": true, "crun": false, "youki": false, "runc": false, "docker-runc": false,
+		"gone-runc": false} {
+		if got := isRunc(filepath.Join(dir, name)); got != want {
+			t.Errorf("%s: %t, want %t", name, got, want)
+		}
+	}
+}

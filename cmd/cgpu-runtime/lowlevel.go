@@ -72,6 +72,12 @@ func (c call) stateRoot(crun bool) string {
 // isCrun says whether a configured runtime is a crun; the others keep their state as runc does.
 func isCrun(name string) bool { return strings.Contains(filepath.Base(name), "crun") }
 
+// isRunc says whether a runtime is runc, by the name of the file that it is, whatever link leads to it.
+func isRunc(path string) bool {
+	real, err := resolved(path)
+	return err == nil && strings.Contains(filepath.Base(real), "runc")
+}
+
 // findRuntime finds the low-level runtime, which does the work: the first of names that is installed. For a container
 // that has a creator, those of its kind come first, and that one itself even if names lacks it.
 func findRuntime(names []string, creator string) (path string, err error) {

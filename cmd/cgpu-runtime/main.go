@@ -201,8 +201,8 @@ func create(c *call, runDir string) (undo func(), err error) {
 	if err != nil {
 		return undo, err
 	}
-	// When crun runs hooks, a read-only root is read-only already.
-	plan.HookMounts = plan.HookMounts && !isCrun(low)
+	// When crun runs hooks, a read-only root is read-only already; when others do, nobody knows.
+	plan.HookMounts = plan.HookMounts && isRunc(low)
 	if plan.Limiter != "" {
 		if plan.Preload, err = preloadFile(ask.Doc, c.bundle, record); err != nil {
 			return undo, err

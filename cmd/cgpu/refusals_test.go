@@ -22,7 +22,7 @@ var refusing = []string{
 	"../../pkg/rm/version.go",
 	"../../pkg/device/load.go", "../../pkg/domain/domain.go", "../../pkg/alloc/*.go", "../cgpu-runtime/*.go", "../cgpu-podresources/*.go",
 	"../../pkg/decision/*.go", "../../pkg/nri/*.go", "../cgpu-hook/main.go", "../cgpu-hook/job.go", "../cgpu-hook/root.go",
-	"../cgpu-hook/ldcache.go", "../cgpu-hook/bind.go", "../../pkg/inside/inside.go",
+	"../cgpu-hook/ldcache.go", "../cgpu-hook/bind.go", "../../pkg/inside/inside.go", "../../pkg/mount/mount.go",
 	"../../pkg/nvmlclient/limits.go", "../cgpu-refresh/limits.go",
 }
 

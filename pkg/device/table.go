@@ -31,7 +31,7 @@ type Table struct {
 	// Nodes are the device nodes every vGPU container gets beside its GPUs: nvidiactl and nvidia-uvm.
 	Nodes  []Node  `json:"nodes"`
 	Mounts []Mount `json:"mounts,omitempty"` // driver libraries and binaries (nvcdi); none for the simulated driver
-	// HookMounts: a hook can mount them so that each is read-only before it is seen (mount_setattr(2), Linux 5.12).
+	// HookMounts: a hook can mount them so that each is read-only before it is seen (package mount).
 	HookMounts bool   `json:"hookMounts,omitempty"`
 	Links      []Link `json:"links,omitempty"` // symbolic links to make in the container
 	// LibDirs are folders of driver libraries in the container.

@@ -388,20 +388,22 @@ func TestOwn(t *testing.T) {
 // TestHookMounts: cgpu-hook mounts ordinary driver files, where it can, and the runtime all others.
 func TestHookMounts(t *testing.T) {
 	const lib, other, own = "/lib/x86_64-linux-gnu/libcuda.so.580.159.04", "/run/nvidia-persistenced/socket", "/usr/bin/nvidia-smi"
+	const colons = "/usr/bin/nvidia-debugdump" // whose host path the hook's arguments cannot say
 	p := plan(map[int]quota.Bytes{0: quota.GiB})
 	p.HookMounts = true
 	p.Mounts = append(p.Mounts, p.Mounts[0], // twice
 		device.Mount{Host: other, Container: other, Options: append(slices.Clone(p.Mounts[0].Options), "noexec")},
-		device.Mount{Host: "/opt/nvidia-smi", Container: own, Options: p.Mounts[0].Options})
+		device.Mount{Host: "/opt/nvidia-smi", Container: own, Options: p.Mounts[0].Options},
+		device.Mount{Host: "/opt/a::b/debugdump", Container: colons, Options: p.Mounts[0].Options})
 	p.Links, p.LibDirs, p.Libraries = nil, nil, nil
 	const mine = `{"destination":"/usr/bin/../bin/nvidia-smi","source":"/mine"}`
 	for name, tt := range map[string]struct {
 		config          string
 		hook, byRuntime []string
 	}{
-		"a container":         {``, []string{lib, own}, []string{other}},
-		"a place is taken":    {`"mounts":[` + mine + `],`, []string{lib}, []string{other}},
-		"root of other users": {`"linux":{"namespaces":[{"type":"mount"},{"type":"user"}]},`, nil, []string{lib, other, own}},
+		"a container":         {``, []string{lib, own}, []string{other, colons}},
+		"a place is taken":    {`"mounts":[` + mine + `],`, []string{lib}, []string{other, colons}},
+		"root of other users": {`"linux":{"namespaces":[{"type":"mount"},{"type":"user"}]},`, nil, []string{lib, other, own, colons}},
 	} {
 		doc := decode(t, []byte(`{`+tt.config+`"process":{}}`))
 		if err := Apply(doc, p); err != nil {
@@ -418,7 +420,7 @@ func TestHookMounts(t *testing.T) {
 			}
 		}
 		for _, m := range e.Mounts {
-			if m.Destination == lib || m.Destination == other || m.Destination == own {
+			if slices.Contains([]string{lib, other, own, colons}, m.Destination) {
 				byRuntime = append(byRuntime, m.Destination)
 			}
 		}

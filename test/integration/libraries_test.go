@@ -80,6 +80,18 @@ func TestDriverLibraries(t *testing.T) {
 	if entries, err := os.ReadDir(volume); err != nil || len(entries) != 1 || entries[0].Name() != "libwhose.so.5" {
 		t.Errorf("in the volume: %v, %v", entries, err) // the runtime's mount point
 	}
+	// A link in the place of the driver's file may be good on the host alone: it stays.
+	link, target := filepath.Join(t.TempDir(), "libwhose.so.5"), "/etc/alternatives/whose"
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	inVolume.opts = append(slices.Clone(c.opts), "-v", filepath.Dir(link)+":/drv")
+	if out := inVolume.run(t); out != "driver\n" {
+		t.Errorf("with a link in the volume: %q", out)
+	}
+	if to, err := os.Readlink(link); err != nil || to != target {
+		t.Errorf("the link in the volume: %q, %v", to, err)
+	}
 	id := c.start(t)
 	for range 2 {
 		if r := execIn(id, "/t/whose"); r.Stdout != "driver\n" {
@@ -103,12 +115,17 @@ func TestDriverLibraries(t *testing.T) {
 }
 
 // TestDriverFilesOfRuntimes: driver files are there whoever mounts them, also where the root is read-only and has no place for them: crun
-// has made it so when it runs hooks.
+// has made it so when it runs hooks, by whatever name.
 func TestDriverFilesOfRuntimes(t *testing.T) {
-	for _, runtime := range []string{"crun", "runc"} {
+	other := filepath.Join(t.TempDir(), "oci")
+	if err := os.Symlink(filepath.Join(lab.Dir, "lab", "crun"), other); err != nil {
+		t.Fatal(err)
+	}
+	for _, low := range []string{filepath.Join(lab.Dir, "lab", "crun"), filepath.Join(lab.Dir, "lab", "runc"), other} {
+		runtime := filepath.Base(low)
 		t.Run(runtime, func(t *testing.T) {
 			noTrace(t)
-			_, config, _ := strings.Cut(withRuntimes(t, filepath.Join(lab.Dir, "lab", runtime))[0], "=")
+			_, config, _ := strings.Cut(withRuntimes(t, low)[0], "=")
 			t.Setenv("CGPU_CONFIG", config)
 			withLibrary(t)
 			place := filepath.Join(lab.Dir, "image", "rootfs", "drv")
