@@ -36,7 +36,8 @@ func Join(cfg guardcfg.Config) error {
 	if cfg.DomainServer || cfg.Domain == "" && len(cfg.Settings.Domains) == 0 {
 		return nil
 	}
-	records, err := ledger.Open(cfg.RunDir).List()
+	l := ledger.Open(cfg.RunDir)
+	records, err := l.List()
 	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Nonce == cfg.Nonce })
 	switch {
 	case err != nil:
@@ -44,7 +45,7 @@ func Join(cfg guardcfg.Config) error {
 	case i < 0:
 		return fmt.Errorf("nonce %q: %w", cfg.Nonce, ledger.ErrNotFound)
 	}
-	if refusal := records[i].BesideDomains(records); refusal != nil {
+	if refusal := records[i].BesideDomains(l.Living(records)); refusal != nil {
 		return refusal
 	}
 	if cfg.Domain == "" {
