@@ -129,8 +129,12 @@ func Server(runDir, uuid, name string) (ledger.Record, bool, error) {
 // Ready reports a server that serves: one with a guard, that is not on its way out, and whose socket answers.
 func Ready(runDir, uuid, name string) bool {
 	r, ok, err := Server(runDir, uuid, name)
-	return err == nil && ok && !r.Retired && r.GuardLives() &&
-		answers(page.Seat(filepath.Join(page.Pipes(runDir, uuid, name), page.Members), 0))
+	return err == nil && ok && !r.Retired && r.GuardLives() && Answers(runDir, uuid, name)
+}
+
+// Answers reports a server's gate that answers guards.
+func Answers(runDir, uuid, name string) bool {
+	return answers(page.Seat(filepath.Join(page.Pipes(runDir, uuid, name), page.Members), 0))
 }
 
 // greeting is what MPS's control daemon says to whoever connects.
