@@ -253,7 +253,11 @@ func (r *running) set(t *testing.T, seat, percent int) {
 
 // partOf is what a server tells a client that comes by a seat.
 func partOf(socket string, seat int) (string, error) {
-	c, err := mpstest.Client(filepath.Join(page.Seat(membersOf(socket), seat), SocketName))
+	return partBy(filepath.Join(page.Seat(membersOf(socket), seat), SocketName))
+}
+
+func partBy(socket string) (string, error) {
+	c, err := mpstest.Client(socket)
 	if err != nil {
 		return "", err
 	}
