@@ -50,7 +50,8 @@ var refusedCalls = []uint32{unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_BPF, unix
 const newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID |
 	unix.CLONE_NEWCGROUP
 
-// families of sockets that a program without a network may ask for; of others the kernel would load modules.
+// families of sockets that a program without a network may ask for; of others the kernel would load modules. (It may load some for these as
+// well: protocols of IP and netlink.) Of pairs it has AF_UNIX alone.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 
 // Offsets in struct seccomp_data, include/uapi/linux/seccomp.h; the machine is little endian.
@@ -108,6 +109,11 @@ func filter(arch uint32) (program []unix.SockFilter) {
 		when(unix.BPF_JEQ, family, 1)
 		answer(unix.SECCOMP_RET_ALLOW)
 	}
+	answer(fail | uint32(unix.EAFNOSUPPORT))
+	when(unix.BPF_JEQ, unix.SYS_SOCKETPAIR, 4)
+	load(dataFirst)
+	when(unix.BPF_JEQ, unix.AF_UNIX, 1)
+	answer(unix.SECCOMP_RET_ALLOW)
 	answer(fail | uint32(unix.EAFNOSUPPORT))
 	answer(unix.SECCOMP_RET_ALLOW)
 	return program

@@ -75,6 +75,10 @@ func wantConfined(t *testing.T) {
 		if e := call(unix.SYS_SOCKET, family, unix.SOCK_DGRAM); e != want {
 			t.Errorf("a socket of family %d: %v", family, e)
 		}
+		if _, err := unix.Socketpair(int(family), unix.SOCK_DGRAM, 0); (family == unix.AF_UNIX) != (err == nil) ||
+			err != nil && err != unix.EAFNOSUPPORT {
+			t.Errorf("a pair of sockets of family %d: %v", family, err)
+		}
 	}
 }
 

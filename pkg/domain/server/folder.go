@@ -84,6 +84,9 @@ func isNamed(records []ledger.Record, name, uuid string) bool {
 // ownerOf is whose a folder is; false: it is not whole.
 func ownerOf(dir string) (int, bool) {
 	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, page.Parts), &st); err != nil { // a build before seats made it
+		return 0, false
+	}
 	if err := unix.Lstat(filepath.Join(dir, page.Daemon), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return 0, false
 	}
