@@ -24,17 +24,14 @@ func Confine(command []string) error {
 	if err := dropCapabilities(); err != nil {
 		return fmt.Errorf("drop capabilities: %w", err)
 	}
-	if err := refuseCalls(); err != nil {
-		return fmt.Errorf("seccomp: %w", err)
+	if err := refuseCalls(0); err != nil {
+		return err
 	}
 	return syscall.Exec(path, command, os.Environ())
 }
 
 // dropCapabilities takes them away from the next program, and from all that it starts: root has what the bounding set has.
 func dropCapabilities() error {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
 	for c := uintptr(0); unix.Prctl(unix.PR_CAPBSET_READ, c, 0, 0, 0) == nil; c++ { // EINVAL beyond the last
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
 			return err
@@ -61,12 +58,28 @@ const (
 	x32 = 0x40000000 // __X32_SYSCALL_BIT, which no number of another ABI has
 )
 
-func refuseCalls() error {
+// Narrow refuses this process, all its threads, and what it starts from now on what the daemon is refused. Such is the daemon's own program
+// for commands: whoever has taken NVIDIA's server over may be the one whom it asks.
+func Narrow() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return refuseCalls(unix.SECCOMP_FILTER_FLAG_TSYNC)
+}
+
+// refuseCalls is for this thread, without the flag for all.
+func refuseCalls(flags uintptr) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no new privileges: %w", err)
+	}
 	program := filter(auditArch[runtime.GOARCH])
 	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	const flags = unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW // as in pkg/hostrun
-	if _, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog))); e != 0 {
-		return e
+	flags |= unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW // as in pkg/hostrun
+	thread, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog)))
+	switch {
+	case e != 0:
+		return fmt.Errorf("seccomp: %w", e)
+	case thread != 0:
+		return fmt.Errorf("seccomp: thread %d has filters of its own", thread)
 	}
 	return nil
 }

@@ -38,6 +38,8 @@ type Server struct {
 	Own     string     // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string   // the daemon, in the foreground
 	Confine []string   // the program that becomes the daemon by Confine, and its arguments before Command
+	// Narrow takes from this process what it needs no more when the daemon has been started.
+	Narrow func() error
 
 	patience, look time.Duration // 0: those below
 }
@@ -64,6 +66,10 @@ func (s Server) Run(ctx context.Context) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- daemon.Wait() }()
+	if err := s.Narrow(); err != nil {
+		_ = daemon.Process.Kill()
+		return err
+	}
 	socket := filepath.Join(s.Own, SocketName)
 	if err := waitFor(socket, ended); err != nil {
 		_ = daemon.Process.Kill()
