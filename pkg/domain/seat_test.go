@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,7 +23,7 @@ import (
 func gate(t *testing.T, seat int) (pipes string) {
 	t.Helper()
 	pipes = filepath.Join(t.TempDir(), strings.Repeat("long", 30))
-	g := &mps.Gate{User: mps.AnyUser, Patience: 10 * 1e9, Refused: func(err error) { t.Log(err) }}
+	g := &mps.Gate{User: mps.AnyUser, Patience: 10 * time.Second, Refused: func(err error) { t.Log(err) }}
 	for _, n := range []int{seat, 0} {
 		dir := page.Seat(filepath.Join(pipes, page.Members), n)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
