@@ -39,7 +39,7 @@ func mpsCommand() *cli.Command {
 			}
 			own := filepath.Join(page.PipesPath, page.Daemon)
 			err = mps.Server{Parts: parts, Sockets: sockets, Own: own, Command: c.Args().Slice(),
-				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}}.Run(ctx)
+				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}, Narrow: mps.Narrow}.Run(ctx)
 			if err != nil {
 				// For the event of its guard's, who knows no more than that it ended.
 				_ = os.WriteFile(filepath.Join(own, page.Ended), []byte(err.Error()), 0o600)
