@@ -38,7 +38,7 @@ func mpsCommand() *cli.Command {
 			}
 			own := filepath.Join(page.PipesPath, page.Daemon)
 			err = mps.Server{Parts: parts, Sockets: sockets, Own: own, Command: c.Args().Slice(),
-				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}}.Run(ctx)
+				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}, Narrow: mps.Narrow}.Run(ctx)
 			if err != nil {
 				mps.Leave(own, err)
 			}

@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,6 +53,11 @@ func Join(cfg guardcfg.Config) error {
 	why := refuse(cfg, records[i])
 	if why == "" {
 		why = ensure(cfg)
+	}
+	if why == "" {
+		if err := sit(page.Pipes(cfg.RunDir, cfg.GPUs[0].UUID, cfg.Domain), records[i].Seat); err != nil {
+			why = fmt.Sprintf("its MPS server does not take seat %d: %v", records[i].Seat, err)
+		}
 	}
 	if why != "" {
 		return fmt.Errorf("CGPU_DOMAIN (--domain) %q: %s", cfg.Domain, why)
@@ -142,13 +146,7 @@ const greeting = "OUTBHELL"
 
 // answers connects to the socket in a folder of pipes as a member does.
 func answers(dir string) bool {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
-	// The path itself may be longer than a socket's may be.
-	conn, err := net.DialTimeout("unixpacket", "/proc/"+strconv.Itoa(os.Getpid())+"/fd/"+strconv.Itoa(fd)+"/control", time.Second)
+	conn, err := dial(dir)
 	if err != nil {
 		return false
 	}

@@ -31,12 +31,14 @@ const (
 // callers are who has connected, by their containers' seats, none of which keeps the others out.
 type callers struct {
 	mu      sync.Mutex
-	all     []*caller // in the order in which they came
-	sources [page.Seats + 1]source
+	all     []*caller // in the order in which they came, but for those of seat 0, who only look
+	sources [page.Seats + 1]*source
 }
 
-// source is who comes by a seat.
+// source is who comes by a seat's socket. The seat's next container has another one.
 type source struct {
+	seat        int
+	listener    *net.UnixListener
 	connections int
 	turn        sync.Mutex
 	banned      time.Time // until when
@@ -46,7 +48,6 @@ type source struct {
 type caller struct {
 	*net.UnixConn
 	peer   *unix.Ucred
-	seat   int
 	cgroup string // for messages: who is asked can move to another one below the container's
 	of     *source
 	in     *callers
@@ -74,14 +75,46 @@ func (c *caller) String() string {
 	return fmt.Sprintf("process %d (cgroup %.100q)", c.peer.Pid, c.cgroup[strings.LastIndexByte(c.cgroup, '/')+1:])
 }
 
-// enter takes a connection of a container in, unless that has too many. Where there are as many as may be the oldest goes that has said
-// nothing.
-func (x *callers) enter(seat int, conn *net.UnixConn) (*caller, error) {
+// renew gives a seat a socket, and ends the one before and whoever has come by it.
+func (x *callers) renew(seat int, l *net.UnixListener) *source {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	s := &x.sources[seat]
-	if s.connections >= mostOfOne {
+	if old := x.sources[seat]; old != nil {
+		_ = old.listener.Close()
+		for _, c := range x.all {
+			if c.of == old {
+				_ = c.Close()
+			}
+		}
+	}
+	x.sources[seat] = &source{seat: seat, listener: l}
+	return x.sources[seat]
+}
+
+// close ends all sockets.
+func (x *callers) close() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.sources {
+		if s != nil {
+			_ = s.listener.Close()
+		}
+	}
+}
+
+// enter takes a connection of a container in, unless that has too many. Where there are as many as may be the oldest goes that has said
+// nothing.
+func (x *callers) enter(s *source, conn *net.UnixConn) (*caller, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch {
+	case x.sources[s.seat] != s:
+		return nil, errFormer
+	case s.connections >= mostOfOne:
 		return nil, fmt.Errorf("its container has %d connections", mostOfOne)
+	case s.seat == 0: // those of members keep nobody from looking
+		s.connections++
+		return &caller{UnixConn: conn, of: s, in: x}, nil
 	}
 	if len(x.all) >= most {
 		i := slices.IndexFunc(x.all, func(c *caller) bool { return c.silent })
@@ -92,7 +125,7 @@ func (x *callers) enter(seat int, conn *net.UnixConn) (*caller, error) {
 		x.all = slices.Delete(x.all, i, i+1)
 	}
 	s.connections++
-	c := &caller{UnixConn: conn, seat: seat, of: s, in: x, silent: true}
+	c := &caller{UnixConn: conn, of: s, in: x, silent: true}
 	x.all = append(x.all, c)
 	return c, nil
 }
@@ -121,8 +154,17 @@ func (c *caller) ban() {
 	c.of.banned = time.Now().Add(banTime)
 }
 
-func (c *caller) isBanned() bool {
+var errFormer = errors.New("its seat is another container's by now")
+
+// refusal is why a caller does not get on, when it has its turn.
+func (c *caller) refusal() error {
 	c.in.mu.Lock()
 	defer c.in.mu.Unlock()
-	return time.Now().Before(c.of.banned)
+	switch {
+	case c.in.sources[c.of.seat] != c.of:
+		return errFormer
+	case time.Now().Before(c.of.banned):
+		return errors.New("a program of its container has been silent just now, which keeps all others waiting")
+	}
+	return nil
 }

@@ -3,6 +3,7 @@
 package mps
 
 import (
+	"errors"
 	"net"
 	"slices"
 	"strings"
@@ -31,6 +32,14 @@ func conn(t *testing.T) *net.UnixConn {
 	return c
 }
 
+// seated is who has a seat.
+func seated(x *callers, seat int) *source {
+	if x.sources[seat] == nil {
+		return x.renew(seat, nil)
+	}
+	return x.sources[seat]
+}
+
 // TestBan: who has kept the others waiting does not do so again at once, and neither do others of its container; those of another do not
 // care.
 func TestBan(t *testing.T) {
@@ -38,19 +47,19 @@ func TestBan(t *testing.T) {
 	var by [3]*caller // of seats 1, 1 and 2
 	for i, seat := range []int{1, 1, 2} {
 		var err error
-		if by[i], err = x.enter(seat, conn(t)); err != nil {
+		if by[i], err = x.enter(seated(&x, seat), conn(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if by[0].isBanned() {
+	if by[0].refusal() != nil {
 		t.Fatal("it is banned at first")
 	}
 	by[0].ban()
-	if !by[0].isBanned() || !by[1].isBanned() || by[2].isBanned() {
+	if by[0].refusal() == nil || by[1].refusal() == nil || by[2].refusal() != nil {
 		t.Error("the wrong one is banned")
 	}
 	by[1].of.banned = time.Now().Add(-time.Second)
-	if by[0].isBanned() {
+	if by[0].refusal() != nil {
 		t.Error("it is banned for ever")
 	}
 }
@@ -60,16 +69,16 @@ func TestMostOfOne(t *testing.T) {
 	var x callers
 	var all []*caller
 	for range mostOfOne {
-		c, err := x.enter(1, conn(t))
+		c, err := x.enter(seated(&x, 1), conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, c)
 	}
-	if _, err := x.enter(1, conn(t)); err == nil {
+	if _, err := x.enter(seated(&x, 1), conn(t)); err == nil {
 		t.Error("one too many")
 	}
-	if c, err := x.enter(2, conn(t)); err != nil {
+	if c, err := x.enter(seated(&x, 2), conn(t)); err != nil {
 		t.Error(err)
 	} else {
 		c.leave()
@@ -82,12 +91,12 @@ func TestMostOfOne(t *testing.T) {
 	}
 }
 
-// TestMost: the silent give way, the oldest first, and who has spoken does not.
+// TestMost: the silent give way, the oldest first, and who has spoken does not. Who only looks whether there is a gate is beside them.
 func TestMost(t *testing.T) {
 	var x callers
 	var all []*caller
 	for i := range most {
-		c, err := x.enter(i%7, conn(t))
+		c, err := x.enter(seated(&x, 1+i%7), conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,20 +105,53 @@ func TestMost(t *testing.T) {
 		}
 	}
 	for i := range most / 2 {
-		c, err := x.enter(7+i%8, conn(t))
+		c, err := x.enter(seated(&x, 8+i%8), conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.hasSpoken()
 	}
-	if _, err := x.enter(64, conn(t)); err == nil || len(x.all) != most {
+	if _, err := x.enter(seated(&x, 64), conn(t)); err == nil || len(x.all) != most {
 		t.Errorf("one too many, or %d connections", len(x.all))
+	}
+	if c, err := x.enter(seated(&x, 0), conn(t)); err != nil {
+		t.Errorf("who looks whether there is a gate: %v", err)
+	} else {
+		c.leave()
 	}
 	for i, c := range all {
 		if open := c.SetDeadline(time.Time{}) == nil; open != (i%2 == 0) {
 			t.Fatalf("connection %d: the wrong ones are closed", i)
 		}
 		c.leave()
+	}
+}
+
+// TestFormer: a seat's next container has nothing of the one before: that is hung up on, does not get on, and does not come again.
+func TestFormer(t *testing.T) {
+	var x callers
+	former := seated(&x, 1)
+	c, err := x.enter(former, conn(t))
+	other, otherErr := x.enter(seated(&x, 2), conn(t))
+	if err != nil || otherErr != nil {
+		t.Fatal(err, otherErr)
+	}
+	c.ban()
+	next, err := x.enter(x.renew(1, nil), conn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := next.refusal(); err != nil || next.of.connections != 1 {
+		t.Errorf("the next: %v, %d connections", err, next.of.connections)
+	}
+	if c.SetDeadline(time.Time{}) == nil || !errors.Is(c.refusal(), errFormer) {
+		t.Errorf("who has come before: %v", c.refusal())
+	}
+	if _, err := x.enter(former, conn(t)); !errors.Is(err, errFormer) {
+		t.Errorf("who comes by the former socket: %v", err)
+	}
+	if other.SetDeadline(time.Time{}) != nil || other.refusal() != nil {
+		t.Errorf("another seat's: %v", other.refusal())
 	}
 }
 
@@ -125,7 +167,7 @@ func TestTurns(t *testing.T) {
 		defer turn.Unlock()
 		time.Sleep(5 * time.Millisecond)
 		order.Lock()
-		came = append(came, c.seat)
+		came = append(came, c.of.seat)
 		order.Unlock()
 	}
 	turn.Lock()
@@ -135,7 +177,7 @@ func TestTurns(t *testing.T) {
 		if i == 20 {
 			seat = 2
 		}
-		c, err := x.enter(seat, conn(t))
+		c, err := x.enter(seated(&x, seat), conn(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -24,17 +24,14 @@ func Confine(command []string) error {
 	if err := dropCapabilities(); err != nil {
 		return fmt.Errorf("drop capabilities: %w", err)
 	}
-	if err := refuseCalls(); err != nil {
-		return fmt.Errorf("seccomp: %w", err)
+	if err := refuseCalls(0); err != nil {
+		return err
 	}
 	return syscall.Exec(path, command, os.Environ())
 }
 
 // dropCapabilities takes them away from the next program, and from all that it starts: root has what the bounding set has.
 func dropCapabilities() error {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return err
-	}
 	for c := uintptr(0); unix.Prctl(unix.PR_CAPBSET_READ, c, 0, 0, 0) == nil; c++ { // EINVAL beyond the last
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
 			return err
@@ -50,7 +47,8 @@ var refusedCalls = []uint32{unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_BPF, unix
 const newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWPID |
 	unix.CLONE_NEWCGROUP
 
-// families of sockets that a program without a network may ask for; of others the kernel would load modules.
+// families of sockets that a program without a network may ask for; of others the kernel would load modules. (It may load some for these as
+// well: protocols of IP and netlink.) Of pairs it has AF_UNIX alone.
 var families = []uint32{unix.AF_UNIX, unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK}
 
 // Offsets in struct seccomp_data, include/uapi/linux/seccomp.h; the machine is little endian.
@@ -60,12 +58,28 @@ const (
 	x32 = 0x40000000 // __X32_SYSCALL_BIT, which no number of another ABI has
 )
 
-func refuseCalls() error {
+// Narrow refuses this process, all its threads, and what it starts from now on what the daemon is refused. Such is the daemon's own program
+// for commands: whoever has taken NVIDIA's server over may be the one whom it asks.
+func Narrow() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return refuseCalls(unix.SECCOMP_FILTER_FLAG_TSYNC)
+}
+
+// refuseCalls is for this thread, without the flag for all.
+func refuseCalls(flags uintptr) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no new privileges: %w", err)
+	}
 	program := filter(auditArch[runtime.GOARCH])
 	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	const flags = unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW // as in pkg/hostrun
-	if _, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog))); e != 0 {
-		return e
+	flags |= unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW // as in pkg/hostrun
+	thread, _, e := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog)))
+	switch {
+	case e != 0:
+		return fmt.Errorf("seccomp: %w", e)
+	case thread != 0:
+		return fmt.Errorf("seccomp: thread %d has filters of its own", thread)
 	}
 	return nil
 }
@@ -108,6 +122,11 @@ func filter(arch uint32) (program []unix.SockFilter) {
 		when(unix.BPF_JEQ, family, 1)
 		answer(unix.SECCOMP_RET_ALLOW)
 	}
+	answer(fail | uint32(unix.EAFNOSUPPORT))
+	when(unix.BPF_JEQ, unix.SYS_SOCKETPAIR, 4)
+	load(dataFirst)
+	when(unix.BPF_JEQ, unix.AF_UNIX, 1)
+	answer(unix.SECCOMP_RET_ALLOW)
 	answer(fail | uint32(unix.EAFNOSUPPORT))
 	answer(unix.SECCOMP_RET_ALLOW)
 	return program

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +35,56 @@ func TestConfine(t *testing.T) {
 	}
 	if err := Confine([]string{"/no/such/program"}); err == nil {
 		t.Error("a program that is not there")
+	}
+}
+
+// TestNarrow: all threads of a process, and its children, are refused what the daemon is, and it starts programs as before.
+func TestNarrow(t *testing.T) {
+	const inside = "CGPU_TEST_NARROW"
+	unshare := func() error { return exec.Command("unshare", "-U", "true").Run() }
+	if os.Getenv(inside) == "" {
+		if err := unshare(); err != nil {
+			testenv.Lacks(t, "a user namespace: %v", err)
+		}
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestNarrow$", "-test.v")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS: TestNarrow") {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	asked, answer := make(chan bool), make(chan error)
+	go func() {
+		runtime.LockOSThread() // one that is there before
+		<-asked
+		answer <- unix.Unshare(unix.CLONE_NEWUTS)
+	}()
+	if err := Narrow(); err != nil {
+		t.Fatal(err)
+	}
+	asked <- true
+	if err := <-answer; err != unix.EPERM {
+		t.Errorf("another thread: %v", err)
+	}
+	if err := unshare(); err == nil {
+		t.Error("a child has a namespace of its own")
+	}
+	if err := exec.Command("sh", "-c", "true | cat").Run(); err != nil {
+		t.Errorf("a program of its own: %v", err)
+	}
+}
+
+// TestCommandBounded: what the daemon's program prints is bounded, and it does not wait for what that has started.
+func TestCommandBounded(t *testing.T) {
+	for script, want := range map[string]string{"exec yes": "broken pipe", "echo 1; sleep 5 &": "WaitDelay"} {
+		path := filepath.Join(t.TempDir(), "control")
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		out, err := (&control{program: path, env: os.Environ(), patience: time.Minute}).command("get_server_list")
+		if len(out) > maxSaid || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %d bytes, %v", script, len(out), err)
+		}
 	}
 }
 
@@ -74,6 +127,10 @@ func wantConfined(t *testing.T) {
 		unix.AF_VSOCK: unix.EAFNOSUPPORT, unix.AF_PACKET: unix.EAFNOSUPPORT} {
 		if e := call(unix.SYS_SOCKET, family, unix.SOCK_DGRAM); e != want {
 			t.Errorf("a socket of family %d: %v", family, e)
+		}
+		if _, err := unix.Socketpair(int(family), unix.SOCK_DGRAM, 0); (family == unix.AF_UNIX) != (err == nil) ||
+			err != nil && err != unix.EAFNOSUPPORT {
+			t.Errorf("a pair of sockets of family %d: %v", family, err)
 		}
 	}
 }

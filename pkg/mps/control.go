@@ -27,16 +27,30 @@ func (d *control) command(line string) (string, error) {
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.program)
 	cmd.Env, cmd.Stdin = d.env, strings.NewReader(line+"\n")
-	var out bytes.Buffer
+	cmd.WaitDelay = time.Second // what it may have started has the pipe too
+	var out bounded
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		err = fmt.Errorf("no answer in %v", d.patience)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: %w %.200q", line, err, out.String())
+		return "", fmt.Errorf("%s: %w %.200q", line, err, out.said.String())
 	}
-	return out.String(), nil
+	return out.said.String(), nil
+}
+
+// maxSaid is more than the program prints of all clients.
+const maxSaid = 64 << 10
+
+// bounded is what a program prints, which ends by SIGPIPE when that is too much.
+type bounded struct{ said bytes.Buffer }
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if b.said.Len()+len(p) > maxSaid {
+		return 0, fmt.Errorf("it says more than %d bytes", maxSaid)
+	}
+	return b.said.Write(p)
 }
 
 // servers are the daemon's, by their pids.

@@ -67,18 +67,23 @@ func (g *Gate) Alone(f func() error) error {
 	return f()
 }
 
-// Serve serves who connects, from the container that has the seat, until the listener is closed.
-func (g *Gate) Serve(l *net.UnixListener, seat int) error {
+// Sit serves who connects by a seat's socket from now on, and nobody by the one before.
+func (g *Gate) Sit(seat int, l *net.UnixListener) {
+	go g.serve(g.callers.renew(seat, l))
+}
+
+// serve serves the container that has the seat, until its socket is closed.
+func (g *Gate) serve(s *source) {
 	for {
-		member, err := l.AcceptUnix()
+		member, err := s.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
-			return nil
+			return
 		}
 		if err != nil { // no descriptors or memory are left, for a moment
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
-		c, err := g.receive(member, seat)
+		c, err := g.receive(member, s)
 		if err != nil {
 			_ = member.Close()
 			g.Refused(err)
@@ -94,12 +99,12 @@ func (g *Gate) Serve(l *net.UnixListener, seat int) error {
 }
 
 // receive finds out who has connected.
-func (g *Gate) receive(member *net.UnixConn, seat int) (*caller, error) {
+func (g *Gate) receive(member *net.UnixConn, of *source) (*caller, error) {
 	peer, err := peerOf(member)
 	if err != nil {
 		return nil, err
 	}
-	c, err := g.callers.enter(seat, member)
+	c, err := g.callers.enter(of, member)
 	if err != nil {
 		return nil, fmt.Errorf("process %d: %w", peer.Pid, err)
 	}
@@ -112,6 +117,9 @@ func (g *Gate) relay(c *caller) error {
 	_ = c.SetDeadline(time.Now().Add(g.Patience))
 	if err := send(c.UnixConn, hello); err != nil {
 		return nil // it has gone
+	}
+	if c.of.seat == 0 {
+		return g.reseat(c)
 	}
 	for i, want := range []string{credentials, isClient} {
 		switch _, err := receive(c.UnixConn, want, 0); {
@@ -130,10 +138,10 @@ func (g *Gate) relay(c *caller) error {
 	defer c.of.turn.Unlock()
 	g.turn.Lock()
 	defer g.turn.Unlock()
-	if c.isBanned() {
-		return errors.New("a program of its container has been silent just now, which keeps all others waiting")
+	if err := c.refusal(); err != nil {
+		return err
 	}
-	if err := g.Prepare(c.seat); err != nil {
+	if err := g.Prepare(c.of.seat); err != nil {
 		return fmt.Errorf("its part of the multiprocessors: %w", err)
 	}
 	return g.introduce(c)

@@ -53,7 +53,7 @@ func open(t *testing.T, user int) *opened {
 	}}
 	g.Prepare = func(int) error { return nil }
 	g.Doubt = func(error) { o.doubts.Add(1) }
-	serve(t, o.socket, func(l *net.UnixListener) { _ = g.Serve(l, 1) })
+	serve(t, o.socket, func(l *net.UnixListener) { g.Sit(1, l) })
 	return o
 }
 

@@ -38,6 +38,8 @@ type Server struct {
 	Own     string     // the daemon's folder, out of the members' reach: for its own sockets, and daemon.log
 	Command []string   // the daemon, in the foreground
 	Confine []string   // the program that becomes the daemon by Confine, and its arguments before Command
+	// Narrow takes from this process what it needs no more when the daemon has been started.
+	Narrow func() error
 
 	patience, look time.Duration // 0: those below
 }
@@ -64,6 +66,10 @@ func (s Server) Run(ctx context.Context) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- daemon.Wait() }()
+	if err := s.Narrow(); err != nil {
+		_ = daemon.Process.Kill()
+		return err
+	}
 	socket := filepath.Join(s.Own, SocketName)
 	if err := waitFor(socket, ended); err != nil {
 		_ = daemon.Process.Kill()
@@ -89,9 +95,8 @@ func (s Server) Run(ctx context.Context) error {
 		}
 		return d.setPercent(percent)
 	}
-	stop, err := s.open(g)
-	defer stop()
-	if err != nil {
+	defer g.callers.close()
+	if err := s.open(g); err != nil {
 		_ = daemon.Process.Kill()
 		return err
 	}
@@ -227,23 +232,17 @@ func (s Server) part(seat int) (int, error) {
 	return int(percent[0]), nil
 }
 
-// open serves the gate's sockets: each is for the one container that sees its folder, and no other.
-func (s Server) open(g *Gate) (stop func(), err error) {
-	var made []*net.UnixListener
-	stop = func() {
-		for _, l := range made {
-			_ = l.Close()
-		}
-	}
-	for seat, file := range s.Sockets {
+// open serves the gate's sockets: each is for the one container that sees its folder, and no other. Seat 0 is last: from then on others
+// get new ones.
+func (s Server) open(g *Gate) error {
+	for seat, file := range slices.Backward(s.Sockets) {
 		l, err := listen(file)
 		if err != nil {
-			return stop, err
+			return err
 		}
-		made = append(made, l)
-		go func() { _ = g.Serve(l, seat) }()
+		g.Sit(seat, l)
 	}
-	return stop, nil
+	return nil
 }
 
 // listen listens on a socket that has its name. Members learn whose it is by that: this process'.
@@ -256,7 +255,7 @@ func listen(file *os.File) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.(*net.UnixListener), nil // nothing else is a socket of that family
+	return l.(*net.UnixListener), nil // nothing else of root's is a socket that listens
 }
 
 // Receive takes the file of parts and the gate's sockets from the socket that is a descriptor.

@@ -71,7 +71,8 @@ func started(t *testing.T, command ...string) *running {
 	t.Setenv(asDaemon, "1")
 	t.Setenv("GORACE", "atexit_sleep_ms=0") // a second for each command, with the race detector
 	dir := t.TempDir()
-	s := Server{Own: filepath.Join(dir, "daemon"), Command: command, Confine: []string{os.Args[0], asConfined}, patience: time.Minute}
+	s := Server{Own: filepath.Join(dir, "daemon"), Command: command, Confine: []string{os.Args[0], asConfined}, patience: time.Minute,
+		Narrow: func() error { return nil }} // it would be this process'
 	if os.Getenv(asStuck)+os.Getenv(asFault) != "" {
 		s.patience, s.look = time.Second, 100*time.Millisecond
 	}
@@ -253,7 +254,11 @@ func (r *running) set(t *testing.T, seat, percent int) {
 
 // partOf is what a server tells a client that comes by a seat.
 func partOf(socket string, seat int) (string, error) {
-	c, err := mpstest.Client(filepath.Join(page.Seat(membersOf(socket), seat), SocketName))
+	return partBy(filepath.Join(page.Seat(membersOf(socket), seat), SocketName))
+}
+
+func partBy(socket string) (string, error) {
+	c, err := mpstest.Client(socket)
 	if err != nil {
 		return "", err
 	}

@@ -252,8 +252,8 @@ const (
 	PipesPath = "/run/cgpu/mps"
 )
 
-// Seat is the folder of one member, 1 to Seats, whose mount nobody else has: by which folder it comes says who comes. 0 is for who only
-// looks whether the server answers.
+// Seat is the folder of one member, 1 to Seats, whose mount nobody else has: by which folder it comes says who comes. 0 is for root, who
+// looks whether the server answers, and gives it the sockets of the others.
 func Seat(members string, number int) string { return filepath.Join(members, strconv.Itoa(number)) }
 
 // Seats is how many members a domain has on a GPU at most: as many as containers can share one.

@@ -6,11 +6,9 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +45,7 @@ func (d Domain) folder() (user int, err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil { // members come by their mounts, and nobody else
 		return 0, err
 	}
-	unlock, err := locked(root)
+	unlock, err := domain.Lock(root)
 	if err != nil {
 		return 0, err
 	}
@@ -103,6 +101,9 @@ func isNamed(records []ledger.Record, name, uuid string) bool {
 // ownerOf is whose a folder is; false: it is not whole.
 func ownerOf(dir string) (int, bool) {
 	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, page.Parts), &st); err != nil { // a build before seats made it
+		return 0, false
+	}
 	if err := unix.Lstat(filepath.Join(dir, page.Daemon), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return 0, false
 	}
@@ -137,17 +138,4 @@ func makeFolder(path string, user int) error {
 		return err
 	}
 	return os.Rename(made, path)
-}
-
-// locked takes the lock of all folders, which are changed in milliseconds.
-func locked(root string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(root, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
-	}
-	return func() { f.Close() }, nil
 }

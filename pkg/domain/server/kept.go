@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/opencgpu/cgpu/pkg/atomicfile"
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -42,7 +43,7 @@ func (d Domain) keep(change ledger.ChangeRequest) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	unlock, err := locked(dir)
+	unlock, err := domain.Lock(dir)
 	if err != nil {
 		return err
 	}

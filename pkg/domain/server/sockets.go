@@ -5,13 +5,11 @@ package server
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/mps"
+	"github.com/opencgpu/cgpu/pkg/domain"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
 
@@ -20,6 +18,11 @@ import (
 
 // sockets makes those of all seats in a domain's folder, and returns a socket from which mps.Receive takes them, with the file of parts.
 func sockets(pipes string) (int, error) {
+	unlock, err := domain.Lock(pipes)
+	if err != nil {
+		return -1, err
+	}
+	defer unlock()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -32,7 +35,7 @@ func sockets(pipes string) (int, error) {
 	}
 	for seat := 0; err == nil && seat <= page.Seats; seat++ {
 		var fd int
-		if fd, err = bound(page.Seat(filepath.Join(pipes, page.Members), seat)); err != nil {
+		if fd, err = domain.Bind(page.Seat(filepath.Join(pipes, page.Members), seat)); err != nil {
 			err = fmt.Errorf("make the socket of seat %d: %w", seat, err)
 			break
 		}
@@ -46,28 +49,4 @@ func sockets(pipes string) (int, error) {
 		return -1, errors.Join(err, unix.Close(ends[1]))
 	}
 	return ends[1], nil
-}
-
-// bound makes a socket in a folder in place of what an earlier server had, which members may have open: there is one at each moment.
-// Anyone may connect who reaches the folder.
-func bound(dir string) (int, error) {
-	folder, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	defer unix.Close(folder)
-	path := "/proc/self/fd/" + strconv.Itoa(folder) + "/" + mps.SocketName // the folder's own may be longer than a socket's may be
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	fresh := path + ".new"
-	_ = os.Remove(fresh)
-	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: fresh}); err == nil {
-		err = errors.Join(os.Chmod(fresh, 0o666), os.Rename(fresh, path))
-	}
-	if err != nil {
-		return -1, errors.Join(err, unix.Close(fd))
-	}
-	return fd, nil
 }

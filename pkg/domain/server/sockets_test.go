@@ -19,6 +19,21 @@ import (
 	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
+// TestFolderWhole: a folder without the file of parts, as builds before seats made it, is made anew.
+func TestFolderWhole(t *testing.T) {
+	testenv.NeedsRoot(t, "folders of other users")
+	d := Domain{t.TempDir(), "GPU-1", "a"}
+	made(t, d)
+	parts := filepath.Join(page.Pipes(d.RunDir, d.UUID, d.Name), page.Parts)
+	if err := os.Remove(parts); err != nil {
+		t.Fatal(err)
+	}
+	made(t, d)
+	if _, err := os.Stat(parts); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestSockets: each seat has a socket that answers when the server listens, in the place of one that a killed server has left, however long
 // the folder's path is. In it the server's user has nothing to write to on the host: neither there nor in the daemon's folder, to which it
 // has no way.
