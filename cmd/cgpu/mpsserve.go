@@ -5,7 +5,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
@@ -41,8 +40,7 @@ func mpsCommand() *cli.Command {
 			err = mps.Server{Parts: parts, Sockets: sockets, Own: own, Command: c.Args().Slice(),
 				Confine: []string{"/proc/self/exe", server.DaemonName, "--"}, Narrow: mps.Narrow}.Run(ctx)
 			if err != nil {
-				// For the event of its guard's, who knows no more than that it ended.
-				_ = os.WriteFile(filepath.Join(own, page.Ended), []byte(err.Error()), 0o600)
+				mps.Leave(own, err)
 			}
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return cli.Exit(err, max(exit.ExitCode(), 1))

@@ -35,7 +35,8 @@ func Join(cfg guardcfg.Config) error {
 	if cfg.DomainServer || cfg.Domain == "" && len(cfg.Settings.Domains) == 0 {
 		return nil
 	}
-	records, err := ledger.Open(cfg.RunDir).List()
+	l := ledger.Open(cfg.RunDir)
+	records, err := l.List()
 	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Nonce == cfg.Nonce })
 	switch {
 	case err != nil:
@@ -43,7 +44,7 @@ func Join(cfg guardcfg.Config) error {
 	case i < 0:
 		return fmt.Errorf("nonce %q: %w", cfg.Nonce, ledger.ErrNotFound)
 	}
-	if refusal := records[i].BesideDomains(records); refusal != nil {
+	if refusal := records[i].BesideDomains(l.Living(records)); refusal != nil {
 		return refusal
 	}
 	if cfg.Domain == "" {
@@ -132,8 +133,12 @@ func Server(runDir, uuid, name string) (ledger.Record, bool, error) {
 // Ready reports a server that serves: one with a guard, that is not on its way out, and whose socket answers.
 func Ready(runDir, uuid, name string) bool {
 	r, ok, err := Server(runDir, uuid, name)
-	return err == nil && ok && !r.Retired && r.GuardLives() &&
-		answers(page.Seat(filepath.Join(page.Pipes(runDir, uuid, name), page.Members), 0))
+	return err == nil && ok && !r.Retired && r.GuardLives() && Answers(runDir, uuid, name)
+}
+
+// Answers reports a server's gate that answers guards.
+func Answers(runDir, uuid, name string) bool {
+	return answers(page.Seat(filepath.Join(page.Pipes(runDir, uuid, name), page.Members), 0))
 }
 
 // greeting is what MPS's control daemon says to whoever connects.

@@ -5,6 +5,7 @@ package domain
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -98,5 +99,41 @@ func TestJoinRefused(t *testing.T) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// TestJoinBesideDead: who was killed at its start has left a record, of which nothing lives: it keeps nobody off.
+func TestJoinBesideDead(t *testing.T) {
+	const uuid = "GPU-1"
+	launcher := exec.Command("/bin/sleep", "100")
+	if err := launcher.Start(); err != nil {
+		t.Fatal(err)
+	}
+	start, err := ledger.ProcStart(launcher.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := guardcfg.Config{Nonce: "own", RunDir: t.TempDir(), GPUs: make([]guardcfg.GPU, 1),
+		Settings: device.Config{Domains: []device.Domain{{Name: "team"}}}}
+	for _, r := range []ledger.Record{
+		{ID: "m", Nonce: "m", Domain: "team", LauncherPID: launcher.Process.Pid, LauncherStart: start},
+		{ID: "own", Nonce: "own", LauncherPID: os.Getpid()},
+	} {
+		slice := quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}
+		if r.Domain == "" {
+			slice.Priority = quota.PriorityHigh
+		}
+		r.VGPUs = []ledger.VGPU{{UUID: uuid, Slice: slice}}
+		if _, err := ledger.Open(cfg.RunDir).Reserve(ledger.Request{Record: r, GPUs: []ledger.GPU{{UUID: uuid, Memory: 4 * quota.GiB}},
+			Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Join(cfg); err == nil {
+		t.Error("high priority beside a member that begins")
+	}
+	_, _ = launcher.Process.Kill(), launcher.Wait()
+	if err := Join(cfg); err != nil {
+		t.Errorf("high priority beside what was a member: %v", err)
 	}
 }

@@ -14,15 +14,23 @@ import (
 const (
 	domainLook    = time.Second // how often the guard of a domain's server looks
 	domainLeisure = 10          // looks at a domain without members, after which its server ends: who is started anew comes back within
+
+	domainAsk       = 10 // looks from one question to the server's gate to the next
+	domainSilence   = 2  // questions without an answer, after which it ends
+	domainBeginning = 2  // more of them while it begins: NVIDIA's daemon has half a minute (pkg/mps)
 )
 
 // isMember reports that the container computes through the MPS server of a trust domain.
 func (g *Guard) isMember() bool { return g.cfg.Domain != "" && !g.cfg.DomainServer }
 
 // watchDomain ends the MPS server of a domain when nobody names that any more, and what is left of it when its first process, which has the
-// daemon and the members' pipes, is gone: nobody else would.
+// daemon and the members' pipes, is gone or does not answer: nobody else would. Whoever has taken NVIDIA's server over can stop that
+// process.
 func (g *Guard) watchDomain(over <-chan struct{}) {
-	for alone := 0; ; {
+	g.mu.Lock()
+	g.silence = -domainBeginning
+	g.mu.Unlock()
+	for looks, alone := 1, 0; ; looks++ {
 		select {
 		case <-over:
 			return
@@ -39,13 +47,26 @@ func (g *Guard) watchDomain(over <-chan struct{}) {
 				g.logOnce("retire", "cannot end the domain's MPS server", "err", err)
 			}
 		}
+		if looks%domainAsk == 0 {
+			g.askDomain()
+		}
 		if g.domainIsOver() {
 			g.killAll()
 		}
 	}
 }
 
-// domainIsOver reports that the server must end: it takes no more members, or its first process is gone.
+// askDomain counts questions without an answer, as a member's guard puts them.
+func (g *Guard) askDomain() {
+	answers := domain.Answers(g.cfg.RunDir, g.cfg.GPUs[0].UUID, g.cfg.Domain)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.silence++; answers {
+		g.silence = 0
+	}
+}
+
+// domainIsOver reports that the server must end: it takes no more members, does not answer, or its first process is gone.
 func (g *Guard) domainIsOver() bool {
 	g.mu.Lock()
 	pid, start := g.initPID, g.initStart
@@ -58,8 +79,9 @@ func (g *Guard) domainIsOver() bool {
 	}
 	g.mu.Lock()
 	g.holdWords(pid)
+	silent := g.silence >= domainSilence
 	g.mu.Unlock()
-	return g.isRetired()
+	return silent || g.isRetired()
 }
 
 // holdWords opens what the domain's server writes at its end, which goes with its mounts: at its beginning, or where this guard goes on in
@@ -97,6 +119,9 @@ func (g *Guard) noteDomainEnd() {
 	x := g.cfg.GPUs[0]
 	g.mu.Lock()
 	why := domain.Ended(g.words) // nobody's is empty
+	if why == "" && g.silence >= domainSilence {
+		why = "its gate did not answer"
+	}
 	g.mu.Unlock()
 	if why == "" && !g.domainHasMembers() {
 		return

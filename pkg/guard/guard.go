@@ -94,6 +94,7 @@ type Guard struct {
 	logged         map[string]map[string]bool // by message: the keys of logOnce
 	initPID        int
 	words          *os.File // see holdWords
+	silence        int      // see askDomain
 	initStart      uint64
 	cgroups        cgroups
 	devDevice      uint64 // st_dev of the container's /dev; 0 before it is known

@@ -61,7 +61,9 @@ func (r *Root) build(dir string) error {
 		return err
 	}
 	var had []string
-	for _, path := range slices.Concat(programTrees, r.Folders) {
+	paths := slices.Concat(programTrees, r.Folders)
+	slices.Sort(paths) // parents first
+	for _, path := range paths {
 		if slices.ContainsFunc(had, func(x string) bool { return strings.HasPrefix(path+"/", x+"/") }) {
 			continue
 		}

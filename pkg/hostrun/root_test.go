@@ -112,3 +112,19 @@ func fill(dir string) error {
 	}
 	return nil
 }
+
+// TestRootFolderAbove: of two folders of the driver's one may be in the other, in any order.
+func TestRootFolderAbove(t *testing.T) {
+	testenv.NeedsRoot(t, "a mount namespace")
+	driver := filepath.Join(t.TempDir(), "driver")
+	if err := errors.Join(os.MkdirAll(driver+"/bin", 0o755), os.WriteFile(driver+"/library", nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	for _, folders := range [][]string{{driver + "/bin", driver}, {driver, driver + "/bin"}} {
+		inRoot(t, folders, func() {
+			if got := names(driver); !slices.Equal(got, []string{"bin", "library"}) {
+				t.Errorf("%v: it has %v", folders, got)
+			}
+		})
+	}
+}

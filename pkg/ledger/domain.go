@@ -103,8 +103,14 @@ func (l *Ledger) HasMembers(domain, uuid string) (bool, error) {
 }
 
 func (l *Ledger) haveLiving(records []Record, domain, uuid string) bool {
+	return HasMembers(l.Living(records), domain, uuid)
+}
+
+// Living are the records of which anything lives; doubt counts as living. One whose guard and container were killed stays in the ledger
+// until an admission is refused.
+func (l *Ledger) Living(records []Record) []Record {
 	living, _ := l.sift(records)
-	return HasMembers(living, domain, uuid)
+	return living
 }
 
 // Retire marks the record of a domain's server for its end, unless the domain has members: from then on nobody takes it for one that

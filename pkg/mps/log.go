@@ -4,8 +4,14 @@ package mps
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // maxLog bounds a file of the log. The daemon and its server write some lines for each connection, of which a member can make any number. A
@@ -33,9 +39,30 @@ func (l *logFile) begin() (err error) {
 		err = errors.Join(l.f.Close(), os.Rename(l.path, l.path+".1"))
 	}
 	if l.f, l.size = nil, 0; err == nil {
-		l.f, err = os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+		l.f, err = create(l.path)
 	}
 	return err
+}
+
+// create begins a file in the daemon's folder. Whoever has taken NVIDIA's server over is the same user, and may have put something else in
+// its place: a pipe, for whose reader this process would wait, and not end.
+func create(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(fmt.Errorf("%s is not a file", path), err, f.Close())
+	}
+	return f, nil
+}
+
+// Leave writes why the server ends into the daemon's folder, for the event of its guard's, who knows no more than that it ended.
+func Leave(own string, why error) {
+	if f, err := create(filepath.Join(own, page.Ended)); err == nil {
+		_, _ = f.WriteString(why.Error())
+		_ = f.Close()
+	}
 }
 
 // Write never fails: the daemon must not end for a full disk.

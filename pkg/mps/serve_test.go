@@ -392,3 +392,49 @@ func TestLog(t *testing.T) {
 		t.Errorf("the last lines are %q", all)
 	}
 }
+
+// TestNoFile: who has the server's user may put anything in the place of what the server writes: it waits for nobody, and writes nowhere
+// else.
+func TestNoFile(t *testing.T) {
+	for what, put := range map[string]func(path, elsewhere string) error{
+		"a pipe": func(path, _ string) error { return unix.Mkfifo(path, 0o600) },
+		"a pipe that somebody holds": func(path, _ string) error {
+			err := unix.Mkfifo(path, 0o600)
+			if f, e := os.OpenFile(path, os.O_RDWR, 0); e == nil {
+				t.Cleanup(func() { f.Close() })
+			}
+			return err
+		},
+		"a link": func(path, elsewhere string) error { return os.Symlink(elsewhere, path) },
+		"folder": func(path, _ string) error { return os.Mkdir(path, 0o700) },
+	} {
+		own := t.TempDir()
+		elsewhere := filepath.Join(own, "elsewhere")
+		log, ended := filepath.Join(own, "log"), filepath.Join(own, page.Ended)
+		if err := errors.Join(put(log, elsewhere), put(ended, elsewhere)); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		go func() {
+			Leave(own, errors.New("why"))
+			_, err := newLog(log, 100, nil)
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err == nil {
+				t.Errorf("%s is taken for the log", what)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%s: it waits", what)
+		}
+		if _, err := os.Lstat(elsewhere); err == nil {
+			t.Errorf("%s: it writes elsewhere", what)
+		}
+	}
+	own := t.TempDir()
+	Leave(own, errors.New("why"))
+	if text, err := os.ReadFile(filepath.Join(own, page.Ended)); err != nil || string(text) != "why" {
+		t.Errorf("it leaves %q, %v", text, err)
+	}
+}

@@ -247,3 +247,27 @@ func TestDomainServerFaults(t *testing.T) {
 		return ""
 	})
 }
+
+// TestDomainServerStopped: a gate that stands still, as whoever has its user can make it, does not keep its domain.
+func TestDomainServerStopped(t *testing.T) {
+	domainNode(t)
+	first := member(t, "0:0")
+	first.has(t, "part")
+	server, ok := domainServer(t)
+	if !ok {
+		t.Fatalf("no server in %+v", records(t))
+	}
+	if err := syscall.Kill(server.InitPID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 3*time.Minute, func() string { // it has longer while it begins
+		if again, ok := domainServer(t); ok && again.Nonce == server.Nonce {
+			return "the server is there"
+		}
+		if out := cgpu(t, "events"); !strings.Contains(out, "why: its gate did not answer") {
+			return out
+		}
+		return ""
+	})
+	member(t, "0:0").has(t, "part")
+}

@@ -65,11 +65,6 @@ func processesIn(dir string) (pids []int) {
 	return pids
 }
 
-// numbers is how many users there are for servers.
-const numbers = 1 << 16
-
-func isServers(user int) bool { return user >= firstUser && user < firstUser+numbers }
-
 // heldUsers are the users of servers that a process has, be it one that is just ending.
 func heldUsers() (map[int]bool, error) {
 	held := map[int]bool{}

@@ -67,6 +67,30 @@ func lives(pid int) bool {
 	return err == nil && !bytes.Contains(text, []byte(") Z"))
 }
 
+// TestUsersAreDrawn: nobody can guess the number, by which the kernel counts, from what he knows of the node.
+func TestUsersAreDrawn(t *testing.T) {
+	taken := map[int]bool{}
+	for range 1000 {
+		user := newUser(taken)
+		if taken[user] || !isServers(user) {
+			t.Fatalf("user %d; taken: %v", user, taken[user])
+		}
+		taken[user] = true
+	}
+	below := 0
+	for user := range taken {
+		if user < firstUser+users/2 {
+			below++
+		}
+	}
+	if below < 300 || below > 700 { // 12 standard deviations
+		t.Errorf("%d of 1000 are in the lower half of %d numbers", below, users)
+	}
+	if max := firstUser + users - 1; max >= 0x7ffe0000 {
+		t.Errorf("numbers up to %d: systemd gives out those from 0x7ffe0000 on", max)
+	}
+}
+
 func made(t *testing.T, d Domain) int {
 	t.Helper()
 	user, err := d.folder()
@@ -82,10 +106,14 @@ func TestEvict(t *testing.T) {
 	runDir, elsewhere := t.TempDir(), t.TempDir()
 	a, other := Domain{runDir, "GPU-1", "a"}, Domain{elsewhere, "GPU-1", "a"}
 	user := made(t, a)
-	if u := made(t, other); u != user {
-		t.Fatalf("users %d and %d of two run dirs: want the same, for this test", user, u)
-	}
 	folder, foreign := page.Pipes(runDir, "GPU-1", "a"), page.Pipes(elsewhere, "GPU-1", "a")
+	made(t, other)
+	if err := os.Chown(filepath.Join(foreign, page.Daemon), user, user); err != nil { // two run dirs may have the same
+		t.Fatal(err)
+	}
+	if u := made(t, other); u != user {
+		t.Errorf("user %d of a folder that was %d's", u, user)
+	}
 	gone := child(t, folder, user)
 	stay := map[string]*exec.Cmd{
 		"of another run dir": child(t, foreign, user), "of another user's run": child(t, folder, 1234), "in no run": child(t, folder, user),

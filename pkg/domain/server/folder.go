@@ -3,6 +3,8 @@
 package server
 
 import (
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"io/fs"
 	"os"
@@ -15,8 +17,24 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 )
 
-// firstUser is the first of the numbers that servers have as their users: far from those of people, services and containers.
-const firstUser = 2_089_800_000
+// Servers have their users among these numbers, which no distribution, systemd or directory of users gives out, and nobody can guess: the
+// kernel counts threads and descriptors in flight by user, also of a container that has no user namespace and any number that it likes.
+const (
+	firstUser = 2_001_000_000
+	users     = 1 << 27
+)
+
+func isServers(user int) bool { return user >= firstUser && user < firstUser+users }
+
+// newUser draws one that is not taken.
+func newUser(taken map[int]bool) (user int) {
+	for user = 0; user == 0 || taken[user]; {
+		var number [4]byte
+		_, _ = rand.Read(number[:]) // never fails
+		user = firstUser + int(binary.NativeEndian.Uint32(number[:])%users)
+	}
+	return user
+}
 
 // folder makes the domain's folder of pipes, unless it is there: members that live have what is in it mounted, whatever becomes of the
 // server. It is root's, but for the folder of the daemon, over which the server has a file system of its own: that says the server's user,
@@ -61,8 +79,7 @@ func (d Domain) folder() (user int, err error) {
 		}
 		taken[owner] = true
 	}
-	for user = firstUser; taken[user]; user++ {
-	}
+	user = newUser(taken)
 	return user, makeFolder(path, user)
 }
 
