@@ -140,29 +140,3 @@ func TestStrayRootOfMember(t *testing.T) {
 	r.guard.rootWentAstray(&pendingRoot{task: &task{proc: &process{tgid: r.server.cmd.Process.Pid}}})
 	r.uses(0)
 }
-
-// TestLentMode: a context that a member makes anew below the lent group is switched in the middle of kernels, also where the channels that run
-// are another member's.
-func TestLentMode(t *testing.T) {
-	r := newDomain(t, "team")
-	_, c := r.member("team")
-	own := c.do("open")[0]
-	group := c.do("dupof", own, r.client, r.group)[0]
-	channel := c.do("channel", own, group, c.do("share", own, group)[0])[0]
-	_, d := r.member("team")
-	its := d.do("open")[0]
-	itsGroup := d.do("dupof", its, r.client, r.group)[0]
-	runs := d.do("channel", its, itsGroup, d.do("share", its, itsGroup)[0])[0]
-	work := d.do("engine", its, runs)[0]
-	d.do("schedulechannel", its, runs)
-	d.do("free", its, work)
-	r.server.do("free", r.number, r.work) // the context goes, in the driver
-	c.do("engine", own, channel)          // and is made anew
-	for _, gpu := range r.sim.Snapshot().GPUs {
-		for _, x := range gpu.TSGs {
-			if x.EngineType == 1 && !x.CILP && !x.Paused {
-				t.Errorf("a group whose channels run has a context without CILP")
-			}
-		}
-	}
-}

@@ -244,7 +244,7 @@ func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) pla
 			g.account.setDraws(x.group)
 			x.draws = true
 		}
-		if (x.runs || x.lent) && !g.ensurePreemption(c.target(), client, x) { // of a lent group, others' channels may run
+		if x.runs && !g.ensurePreemption(c.target(), client, x) {
 			g.refuseContext(c, client, group)
 		}
 	}
