@@ -25,9 +25,8 @@ import (
 // has opened to others: it opens the object for the moment of the member's call, and no other call of the server's client is served
 // meanwhile. That is all that goes from one guard to another, and it goes in this direction only.
 //
-// What is lent stays with the server, in whose name a group has its timeslice; that it is switched in the middle of kernels each member's
-// guard sees to, too. It is charged to the server, and to each member that has a handle on it: it lives as long as any, also where the
-// server has ended or made another.
+// What is lent stays with the server, in whose name a group has its timeslice and is switched in the middle of kernels. It is charged to
+// the server, and to each member that has a handle on it: it lives as long as any, also where the server has ended or made another.
 
 // borrowPrice is what a second handle takes of the time of slow calls: the ledger is read, and another guard makes two calls.
 const borrowPrice = 2 * time.Millisecond
@@ -99,7 +98,7 @@ func (g *Guard) planBorrowed(c *trappedCall, dst uint32, gpu int, lent api.Lent,
 		if o.group, o.charge = g.acquireBorrowed(c, from); o.group != nil {
 			had = true
 		} else {
-			o.group = &channelGroup{graphics: true, context: true, shared: true, lender: from}
+			o.group = &channelGroup{graphics: true, context: true, preempts: true, shared: true, lender: from}
 		}
 	} else {
 		o.kind, o.length, o.page = rm.ClassVidmem, lent.Length, lent.Page

@@ -21,36 +21,6 @@ func TestMemberContext(t *testing.T) {
 	free.do("context", free.do("open")[0])
 }
 
-// TestMemberContextAnew: the server's context goes with its object, and a member's object makes another one. No kernel of a member's runs
-// in one that is not switched in the middle of kernels, and the server makes none where others have handles.
-func TestMemberContextAnew(t *testing.T) {
-	r := newDomain(t, "team")
-	_, c := r.member("team")
-	own := c.do("open")[0]
-	group := c.do("dupof", own, r.client, r.group)[0]
-	preempts := func(when string, want bool) {
-		t.Helper()
-		for _, x := range r.sim.Snapshot().GPUs[0].TSGs {
-			if x.CILP != want {
-				t.Errorf("%s: CILP %v in client %#x", when, x.CILP, x.Client)
-			}
-		}
-	}
-	channel := func() int { return c.do("channel", own, group, c.do("share", own, group)[0])[0] }
-	early, late := channel(), channel()
-	first := c.do("engine", own, early)[0]
-	c.do("schedulechannel", own, early)
-	c.do("free", own, first)
-	preempts("a member's context", true)
-	r.server.do("free", r.number, r.work)
-	preempts("without an object there is no context", false)
-	c.do("engine", own, late) // beside a channel that runs
-	preempts("a member's object makes it anew", true)
-	c.do("schedulechannel", own, late)
-	made := r.server.do("share", r.number, r.group)[0]
-	r.server.refused("NV_ERR_NOT_SUPPORTED", "engine", r.number, r.server.do("channel", r.number, r.group, made)[0])
-}
-
 // TestMemberBound: one member does not have all contexts of the server's, however many clients and handles on the group it has.
 func TestMemberBound(t *testing.T) {
 	r := newDomain(t, "team")

@@ -32,8 +32,6 @@ type preemption struct {
 	context   bool
 	preempts  bool
 	draws     bool
-	shared    bool // others have handles on it, in other containers
-	lent      bool // and one of them made it
 	alone     bool // it is a channel in no group, which is on no graphics engine
 	whole     bool // it is on a GPU that nobody else has
 	runs      bool // work could begin: the group, or a channel of it, was let run
@@ -57,7 +55,7 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 		return preemption{whole: gpu != noGPU}
 	}
 	x := o.group
-	p = preemption{group: o, context: x.context, preempts: x.preempts, draws: x.draws, runs: x.scheduled, shared: x.shared, lent: x.lent()}
+	p = preemption{group: o, context: x.context, preempts: x.preempts, draws: x.draws, runs: x.scheduled}
 	for _, ch := range x.channels() {
 		p.runs = p.runs || objectOf(ch).scheduled
 	}
@@ -71,9 +69,9 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 }
 
 // setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels, setDraws that it never will be.
-func (a *account) setContext(o *object)                 { a.setFlag(o, &o.group.context, true) }
-func (a *account) setPreempts(o *object, preempts bool) { a.setFlag(o, &o.group.preempts, preempts) }
-func (a *account) setDraws(o *object)                   { a.setFlag(o, &o.group.draws, true) }
+func (a *account) setContext(o *object)  { a.setFlag(o, &o.group.context) }
+func (a *account) setPreempts(o *object) { a.setFlag(o, &o.group.preempts) }
+func (a *account) setDraws(o *object)    { a.setFlag(o, &o.group.draws) }
 
 func (a *account) isSet(flag *bool) bool {
 	a.mu.Lock()
@@ -81,10 +79,10 @@ func (a *account) isSet(flag *bool) bool {
 	return *flag
 }
 
-func (a *account) setFlag(o *object, flag *bool, to bool) {
+func (a *account) setFlag(o *object, flag *bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	*flag = to
+	*flag = true
 	a.noteHandles(o)
 }
 
@@ -95,7 +93,7 @@ func (a *account) engineObjectGone(c *client, o *object) {
 	if channel == nil {
 		return
 	}
-	if group := c.objects[channel.parent]; group != nil && group.group != nil {
+	if group := c.objects[channel.parent]; group != nil && group.group != nil && !group.group.lent() {
 		group.group.preempts = false
 		a.noteHandles(group)
 	}
@@ -118,7 +116,7 @@ func (g *Guard) ensurePreemption(t Target, client uint32, p preemption) bool {
 		g.stats.denied.Add(1)
 		return false
 	}
-	g.account.setPreempts(p.group, true)
+	g.account.setPreempts(p.group)
 	return true
 }
 
@@ -207,39 +205,26 @@ func (a *account) notPreempting() (list []groupRef) {
 
 // planPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was
 // let run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
-//
-// In a group of which others have handles nobody can stop all channels. So its maker gets no second context there. In a lent one any object
-// of a member's may make one, where the maker's is gone: the mode is set anew after each, and the loan ends within a second.
 func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) plan {
-	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts && !x.lent {
+	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts {
 		return p
 	}
 	g.gpuTime.Lock() // GPFIFO_SCHEDULE waits
-	x, resume, ok := g.account.preemptionOf(client, group), func() {}, true
-	switch {
-	case x.lent || x.preempts:
-	case x.shared:
-		ok = false
-	case x.runs:
-		resume, ok = g.pauseGroup(client, group)
-	}
-	if !ok {
-		g.gpuTime.Unlock()
-		if p.cancel != nil {
-			p.cancel()
+	x, resume := g.account.preemptionOf(client, group), func() {}
+	if ok := true; x.runs {
+		if resume, ok = g.pauseGroup(client, group); !ok {
+			g.gpuTime.Unlock()
+			if p.cancel != nil {
+				p.cancel()
+			}
+			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to resume it"))
 		}
-		return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to stop it "+
-			"meanwhile and let it run again", "shared", x.shared))
 	}
 	commit := p.commit
 	p.commit = func() {
 		commit()
 		g.account.setContext(x.group)
 		x.context = true
-		if x.lent {
-			g.account.setPreempts(x.group, false)
-			x.preempts = false
-		}
 		if c.class.Kind == rm.ClassGraphics {
 			g.account.setDraws(x.group)
 			x.draws = true
@@ -288,7 +273,7 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 	}
 	p := plan{ask: true, commit: func() {
 		if flags&1 != 0 && mode == rm.PreemptModeCILP && x.context {
-			g.account.setPreempts(x.group, true)
+			g.account.setPreempts(x.group)
 		}
 	}}
 	if flags&2 != 0 && rm.U32(c.params, rm.PreemptGFXP) != 0 {
