@@ -29,14 +29,14 @@ var dates = map[string]string{
 	"5ac456e": "2026-11-21", "dafb2ef": "2026-11-21", "dfc8db9": "2026-11-22", "e399f08": "2026-11-22", "2e69c9f": "2026-11-22",
 	"ca35970": "2026-11-22", "a8559c1": "2026-11-22", "71b9b7d": "2026-11-22",
 	"3611f8c": "2026-11-23", "3fc5bca": "2026-11-23", "7e9500c": "2026-11-24", "1f434b5": "2026-11-24", "f41971b": "2026-11-28",
-	"221b2a4": "2026-11-28", "ca19c05": "2026-11-28", "f7c2ad8": "2026-11-28",
+	"221b2a4": "2026-11-28", "ca19c05": "2026-11-28", "f7c2ad8": "2026-11-28", "39e939b": "2026-11-28",
 }
 
 // together are whole machines: what was tried at the same time, on hardware.
 var together = [][]string{
 	// driver, GPU, kernel, engine, low-level runtime, orchestrator, commits, what
 	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–",
-		"ca35970 2e69c9f e399f08 71b9b7d 3611f8c 3fc5bca 7e9500c 1f434b5 f41971b",
+		"ca35970 2e69c9f e399f08 71b9b7d 3611f8c 3fc5bca 7e9500c 1f434b5 f41971b 39e939b",
 		"CUDA 13.0, PyTorch 2.11, JAX; `checks`, `faults`, `ends`, hostile cases"},
 	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10, containerd, crun by turns", "runc 1.1.5, crun 1.8.1", "–",
 		"250e6b7 681eb12", "the conformance suite"},
@@ -112,7 +112,7 @@ var afterGPUs = []section{
 		{what: "PyTorch 2.11, JAX, cuBLAS, NCCL, torch.compile", commits: []string{"250e6b7", "71b9b7d"}},
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
-		{what: "CUDA MPS between containers of a [trust domain](space.md)", commits: []string{"f7c2ad8"}},
+		{what: "CUDA MPS between containers of a [trust domain](space.md)", commits: []string{"f7c2ad8", "39e939b"}},
 		{what: "Vulkan, OpenGL and EGL off screen", commits: []string{"221b2a4", "ca19c05"},
 			says: "with `graphics = true`, no hard cap at its start ([tried](internals/graphics.md))"},
 		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
