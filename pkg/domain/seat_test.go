@@ -45,8 +45,8 @@ func gate(t *testing.T, seat int) (pipes string) {
 	return pipes
 }
 
-// TestSit: what somebody has kept of a seat's folder, or of its socket, leads nowhere when the next member has the seat, also where who gave
-// it to one in between was killed on the way.
+// TestSit: what somebody has kept of a seat's folder, or of its socket, leads nowhere when the next member has the seat, also where who
+// gave it to one in between was killed on the way.
 func TestSit(t *testing.T) {
 	const seat = 7
 	pipes := gate(t, seat)

@@ -3,6 +3,7 @@
 package mps
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -63,7 +64,7 @@ func TestNarrow(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked <- true
-	if err := <-answer; err != unix.EPERM {
+	if err := <-answer; !errors.Is(err, unix.EPERM) {
 		t.Errorf("another thread: %v", err)
 	}
 	if err := unshare(); err == nil {

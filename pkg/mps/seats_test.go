@@ -68,8 +68,9 @@ func TestHand(t *testing.T) {
 		}
 	}
 	_ = os.Chmod(filepath.Join(page.Seat(membersOf(r.socket), 0), SocketName), 0o666)
-	for what, try := range map[string][3]int{"another user": {1, socket, 1234}, "seat 0": {0, socket, 0}, "no such seat": {page.Seats + 1, socket, 0},
-		"no socket": {1, kept, 0}} {
+	for what, try := range map[string][3]int{"another user": {1, socket, 1234}, "seat 0": {0, socket, 0},
+		"no such seat": {page.Seats + 1, socket, 0},
+		"no socket":    {1, kept, 0}} {
 		if err := hand(r, try[0], try[1], try[2]); err == nil {
 			t.Errorf("%s: it is taken", what)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
-// TestDomainSeatAnew: a process of a member's that outlives its record has its seat's folder still, and comes to nothing by it when the next
-// member has the seat.
+// TestDomainSeatAnew: a process of a member's that outlives its record has its seat's folder still, and comes to nothing by it when the
+// next member has the seat.
 func TestDomainSeatAnew(t *testing.T) {
 	domainNode(t)
 	first := member(t, "0:0")
