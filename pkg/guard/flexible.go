@@ -22,8 +22,8 @@ const (
 	// maxAttached bounds the pieces of memory that are attached on a GPU: memory that is attached everywhere is taken from all places when it
 	// is freed, in one hold of the locks, 15 µs each. libcuda attaches 32 MiB at a time.
 	maxAttached = 1 << 13
-	// attachTime and attachEntry are paid for: a piece that is attached and taken away again, and 2 MiB of it (an H200: 15 to 18 µs for an
-	// attach of 32 MiB, 13 to 17 µs for its end).
+	// attachTime is paid for a piece that is attached and taken away again: 15 to 18 µs and 13 to 17 µs for 32 MiB (an H200, a trace of
+	// workloads/pools.cu). attachEntry is for each 2 MiB of it besides, since a piece may be larger: a guess on the safe side, not measured.
 	attachTime  = 30 * time.Microsecond
 	attachEntry = time.Microsecond
 	// flexibleSpare is how much a container may have beyond its limit: each pool begins an object.
