@@ -45,11 +45,15 @@ func TestBounds(t *testing.T) {
 func TestExported(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	f := newFakeCall(t, g, fakeControl)
+	const pieces = 64 // each is referred to by so many only
+	for i := range uint32(pieces) {
+		g.account.addObject(fakeClient, object{handle: 0x5d000000 + i, parent: fakeDevice, class: classVidmem, kind: rm.ClassVidmem}, 0, 4096, 0)
+	}
 	full := 0
 	export := func(fd, at int) bool {
 		list := make([]uint32, 512)
 		for i := range list {
-			list[i] = fakeMemory
+			list[i] = 0x5d000000 + uint32((full+i)%pieces)
 		}
 		p := exportCall(fd, at, list...)
 		o := fakeControlCall(fakeClient, 0x3d0b, p)
@@ -68,6 +72,37 @@ func TestExported(t *testing.T) {
 	}
 	if full != maxExported || g.exportedObjects.Load() != maxExported {
 		t.Errorf("%d exports, counted %d", full, g.exportedObjects.Load())
+	}
+}
+
+// TestReferences: the driver counts handles and mappings of memory, and files with it, in a byte; no more come to be than that holds.
+func TestReferences(t *testing.T) {
+	duplicate := func(f *fakeCall, i uint32) bool {
+		o := make([]byte, rm.DupSize)
+		putWords(o, 0, fakeClient, fakeDevice, 0x5d000000+i, fakeClient, fakeMemory)
+		f.escape(rm.EscDupObject, o)
+		return rm.U32(o, rm.DupStatus) == rm.StatusOK
+	}
+	export := func(f *fakeCall, _ uint32) bool {
+		fd, _ := exportFile(t)
+		o := fakeControlCall(fakeClient, 0x3d0b, exportCall(fd, 0, fakeMemory))
+		return f.escape(rm.EscControl, o, exportCall(fd, 0, fakeMemory)) == replyDone && rm.U32(o, rm.ControlStatus) == rm.StatusOK
+	}
+	for name, more := range map[string]func(*fakeCall, uint32) bool{"handles": duplicate, "files": export} {
+		g := withClient(newFakeGuard(t, &fakeDriver{}))
+		f := newFakeCall(t, g, fakeControl)
+		n := uint32(0)
+		for more(f, n) && n < 300 {
+			n++
+		}
+		if n+1 != maxReferences { // the memory's own handle
+			t.Errorf("%s: %d", name, n)
+		}
+		if name == "handles" {
+			if f.escape(rm.EscFree, fakeFree(0x5d000000)); !more(f, 0) {
+				t.Error("none comes back")
+			}
+		}
 	}
 }
 

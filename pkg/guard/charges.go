@@ -105,6 +105,31 @@ func (a *account) releaseObject(o object) {
 	}
 }
 
+// maxReferences bounds the handles, mappings, files and calls that refer to a piece of memory. The driver counts them in a byte
+// (MEMORY_DESCRIPTOR.Allocated, memCopyConstruct_IMPL); when that comes around to 0 the memory is never given back, to nobody
+// (memdescFree). The rest is for what the driver adds itself: an engine's context, a page table that UVM keeps.
+const maxReferences = 192
+
+// roomForReferences reports that n more may refer to memory. The caller's call is one already.
+func (a *account) roomForReferences(ch *charge, n int) bool {
+	if ch == nil {
+		return true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return ch.handles+ch.references+ch.calls-1+n <= maxReferences
+}
+
+func (c *trappedCall) denyReferences() reply {
+	return c.deny(rm.StatusInsufficientResources, "references", "denied one more handle, mapping or file of memory that has as many as it may",
+		"max", maxReferences)
+}
+
+func (c *trappedCall) denyUserShared() reply {
+	return c.deny(rm.StatusNotSupported, "usershared", "denied a second handle on the page that all users of the GPU share "+
+		"(RM_USER_SHARED_DATA): the driver counts them for good, and after 255 no CUDA program starts on the GPU")
+}
+
 // addReference adds a reference that is no handle (a UVM mapping, an exported file), if there is something to refer to. The caller has
 // another one.
 func (a *account) addReference(ch *charge) *charge {

@@ -103,6 +103,12 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 		// kchangrpapiCopyConstruct_IMPL). Of groups MPS wants it, of its server's alone (lend.go); UVM takes such handles by itself.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel, a channel group or a context share"))
 	}
+	if x.kind == rm.ClassUserShared {
+		return answer(c.denyUserShared())
+	}
+	if !g.account.roomForReferences(x.charge, 1) {
+		return answer(c.denyReferences())
+	}
 	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||
 		c.isUnseen(c.target(), dst, rm.U32(o, rm.DupParent)) {
 		return answer(c.denyUnseen())

@@ -48,6 +48,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	}
 	// What the file will hold, from position first on; nil for what takes no device memory.
 	var held []export
+	named := map[*charge]int{} // the same memory may be named again
 	for _, h := range objects {
 		o, ok := c.acquireObject(client, h)
 		if !ok {
@@ -57,6 +58,10 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			// It would live on in the file, and be counted no more.
 			return answer(c.deny(rm.StatusNotSupported, "export", "denied the export of an object that is no memory",
 				"class", rm.ClassName(o.class)))
+		}
+		named[o.charge]++
+		if !g.account.roomForReferences(o.charge, named[o.charge]) {
+			return answer(c.denyReferences())
 		}
 		held = append(held, export{true, o.charge, o.kind == rm.ClassFabric, o.size})
 		if o.spilled || o.charge != nil && o.charge.spilled {
@@ -81,8 +86,15 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			// What an exporter in another container put there is charged to nobody here.
 			return answer(c.deny(rm.StatusInsufficientPermissions, "import", "denied the import of memory that was not exported in this container"))
 		}
-		if g.importsForOtherGPU(c, f) {
-			return answer(c.denyOtherGPU())
+		gpu, imported := g.account.gpuOf(client, importParent(c)), importedBy(c, f)
+		for _, e := range imported {
+			switch {
+			case !e.fabric && e.charge.onOtherGPU(gpu):
+				return answer(c.denyOtherGPU())
+			case !g.account.roomForReferences(e.charge, named[e.charge]+1):
+				return answer(c.denyReferences())
+			}
+			named[e.charge]++
 		}
 	}
 	p := plan{ask: true, commit: func() {
@@ -126,21 +138,18 @@ func (g *Guard) exportEach(c *trappedCall, objects []uint32, first int) (done in
 	return done, 0
 }
 
-// importsForOtherGPU reports that an import makes a handle on a GPU's memory below another one's device.
-func (g *Guard) importsForOtherGPU(c *trappedCall, f *file) bool {
+// importedBy is what an import makes handles on.
+func importedBy(c *trappedCall, f *file) (list []export) {
 	first, count := 0, 1
 	if c.control.Kind == rm.ControlImportFDs {
 		first, count = int(rm.U16(c.params, importObjectsIndex)), int(rm.U16(c.params, importObjectsCount))
 	}
-	gpu := g.account.gpuOf(c.controlClient(), importParent(c))
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i := range count {
-		if e := exportAt(f.exports, first+i); !e.fabric && e.charge.onOtherGPU(gpu) {
-			return true
-		}
+	for i := range min(count, importObjectsMax) {
+		list = append(list, exportAt(f.exports, first+i))
 	}
-	return false
+	return list
 }
 
 // importParent is below what an import makes its handles.

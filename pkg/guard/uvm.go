@@ -225,6 +225,12 @@ func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	if m.kind == rm.ClassFabric && m.charge != nil && m.charge.spilled {
 		return answer(g.refuseSpilled(c, "mapping"))
 	}
+	if m.kind == rm.ClassUserShared {
+		return answer(c.denyUserShared())
+	}
+	if !g.account.roomForReferences(m.charge, len(maps)) {
+		return answer(c.denyReferences())
+	}
 	if m.charge.isFlexible() {
 		return answer(c.denyFlexible())
 	}

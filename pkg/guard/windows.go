@@ -60,8 +60,11 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	if !ok || m.handle == 0 || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
-	if g.account.onOtherGPU(client, memory, gpu) {
+	if g.account.onOtherGPU(client, memory, gpu) || m.kind == rm.ClassUserShared && g.account.gpuOf(client, memory) != gpu {
 		return answer(c.denyOtherGPU())
+	}
+	if !g.account.roomForReferences(m.charge, 1) {
+		return answer(c.denyReferences())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
 		return answer(c.status(rm.StatusInvalidLimit))
@@ -91,7 +94,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
 		exec: func() unix.Errno {
 			g.announceWindow(w, m.charge)
-			return g.makeWindow(c, w, ownParent(own, gpu, parent.kind), ownParent(own, gpu, device.kind), as)
+			return g.makeWindow(c, w, m.kind, ownParent(own, gpu, parent.kind), ownParent(own, gpu, device.kind), as)
 		},
 		cancel: func() {
 			g.books.end(w)
@@ -141,9 +144,15 @@ func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes
 }
 
 // makeWindow makes the guard's handle, below a parent, and maps it into the task's file. The answer goes to the task's call.
-func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32) unix.Errno {
+func (g *Guard) makeWindow(c *trappedCall, w *window, kind rm.ClassKind, parent, device, fd uint32) unix.Errno {
 	o, own := c.call.Outer, w.own
-	status, e := g.dupToMap(own, w.handle, parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
+	var status uint32
+	var e unix.Errno
+	if kind == rm.ClassUserShared {
+		status = g.allocUserShared(own, w.handle, parent)
+	} else {
+		status, e = g.dupToMap(own, w.handle, parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
+	}
 	if e != 0 || status != rm.StatusOK {
 		c.status(status)
 		return e
@@ -161,6 +170,21 @@ func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32)
 	}
 	w.address = rm.U64(o, rm.MapMemoryAddress)
 	return 0
+}
+
+// classUserShared is RM_USER_SHARED_DATA: a page of the GPU's that all its users map, to read. The driver counts each further handle on an
+// object of this class for good (memCopyConstruct_IMPL adds to MEMORY_DESCRIPTOR.Allocated, a byte, and gpushareddataDestruct_IMPL takes
+// nothing off): after 255 nobody on the machine can map the page any more, and no CUDA program starts on that GPU until the driver is
+// loaded anew. So nobody has such a handle, and for a window the guard makes an object of its own, for which the driver measures nothing.
+const classUserShared = 0xde
+
+func (g *Guard) allocUserShared(own *rmclient.Client, handle, parent uint32) (status uint32) {
+	class, _ := g.abi.Class(classUserShared)
+	if _, err := own.AllocAs(handle, parent, classUserShared, make([]byte, class.ParamsSize)); err != nil {
+		g.logOnce("usershared", "cannot map the page that all users of the GPU share", "err", err)
+		return rm.StatusInsufficientResources
+	}
+	return rm.StatusOK
 }
 
 // dupToMap makes a handle of the guard's own on memory that it is about to map. What a handle of the container's is on only the driver

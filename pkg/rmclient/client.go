@@ -79,7 +79,7 @@ func New(d Driver, abi *rm.ABI, control string, gpus []uint32) (_ *Client, err e
 			}
 		}
 	}()
-	if c.handle, err = c.alloc(0, 0, ClassClient, make([]byte, 4)); err != nil {
+	if c.handle, err = c.AllocAs(0, 0, ClassClient, make([]byte, 4)); err != nil {
 		return nil, err
 	}
 	ids := make([]byte, attachIDsSize)
@@ -192,10 +192,11 @@ func (c *Client) Free(handle uint32) (status uint32, errno syscall.Errno) {
 
 // Alloc makes an object of the client.
 func (c *Client) Alloc(parent, class uint32, params []byte) (handle uint32, err error) {
-	return c.alloc(parent, c.NewHandle(), class, params)
+	return c.AllocAs(c.NewHandle(), parent, class, params)
 }
 
-func (c *Client) alloc(parent, handle, class uint32, params []byte) (uint32, error) {
+// AllocAs is Alloc with a handle that was made up before.
+func (c *Client) AllocAs(handle, parent, class uint32, params []byte) (uint32, error) {
 	form, ok := c.abi.AllocForm(48)
 	if !ok {
 		form, _ = c.abi.AllocForm(32)

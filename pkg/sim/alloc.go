@@ -24,12 +24,15 @@ const (
 	classSubdevice     = 0x2080 // NV20_SUBDEVICE_0
 	classContextDMA    = 0x2    // NV01_CONTEXT_DMA
 	classSemaphores    = 0xda   // NV_SEMAPHORE_SURFACE
+	classUserShared    = 0xde   // RM_USER_SHARED_DATA
 	classMemoryVirtual = 0x50a0 // NV50_MEMORY_VIRTUAL
 	classContextShare  = 0x9067 // FERMI_CONTEXT_SHARE_A
 	classVASpace       = 0x90f1 // FERMI_VASPACE_A
 	classGroup         = 0xa06c // KEPLER_CHANNEL_GROUP_A
 	classDebugger      = 0x83de // GT200_DEBUGGER
 )
+
+const userSharedSize = 8192 // of NV00DE_SHARED_DATA, about
 
 // isChannel reports a *_CHANNEL_GPFIFO class: 0xa06f of Kepler up to 0xca6f of Blackwell.
 func isChannel(class uint32) bool { return class&0xff == 0x6f && class >= 0xa06f && class <= 0xcf6f }
@@ -184,6 +187,8 @@ func parentFits(class uint32, parent *object) bool {
 		return parent.class == classRootClient
 	case class == classSubdevice:
 		return parent.class == classDevice
+	case class == classUserShared:
+		return parent.class == classSubdevice
 	case class == classVASpace:
 		return parent.class == classDevice
 	case class == classMemoryLocal, class == classMemorySystem, class == classMemoryVirtual:
@@ -240,6 +245,8 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		rm.PutU64(params, rm.MemorySize, uint64(m.size))
 		rm.PutU64(params, rm.MemoryLimit, uint64(m.size)-1)
 		m.tellPage(params, rm.MemoryAttr, rm.MemoryAttr2)
+	case o.class == classUserShared:
+		o.size = userSharedSize
 	case o.class == classMemorySystem:
 		if rm.U64(params, rm.MemorySize) == 0 || rm.U32(params,
 			rm.MemoryAttr)>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask == rm.MemoryLocationVidmem {

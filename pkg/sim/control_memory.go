@@ -63,7 +63,7 @@ func (c *controlCall) exportFD() uint32 {
 	case c.d.exports[key] != nil:
 		return rm.StatusInUse
 	}
-	o.memory.refs++
+	o.memory.ref()
 	c.d.exports[key] = []*memory{o.memory}
 	return rm.StatusOK
 }
@@ -99,7 +99,7 @@ func (c *controlCall) exportFDs() uint32 {
 	}
 	for i, m := range ms {
 		if m != nil {
-			m.refs++
+			m.ref()
 		}
 		if old := held[first+i]; old != nil {
 			c.d.unref(old)
@@ -125,7 +125,7 @@ func (c *controlCall) importFD() uint32 {
 		return rm.StatusObjectNotFound
 	}
 	o := &object{handle: rm.U32(c.p, h+rm.ExportObjectHandle), class: classMemoryLocal, gpu: ms[0].gpu, memory: ms[0]}
-	o.memory.refs++
+	o.memory.ref()
 	if st := c.d.place(c.client, parent, o); st != rm.StatusOK {
 		c.d.unref(o.memory)
 		return st

@@ -116,6 +116,7 @@ type gpu struct {
 	pool              quota.Bytes // of hidden: page tables that a call took and did not use
 	bar1              quota.Bytes // what windows take of it
 	kept              int         // channels that UVM retains
+	userShared        memory      // the page of RM_USER_SHARED_DATA, one for all clients; its refs alone count
 	global            vaspace     // of all devices that have none of their own, whosever they are (gpugrpGetGlobalVASpace)
 	engine            *engine
 	xids              []uint64 // that were reported, in their order
@@ -193,7 +194,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, fmt.Errorf("sim: %d GPUs in the configuration: want at most %d", len(cfg.GPUs), maxGPUs)
 	}
 	for _, c := range cfg.GPUs {
-		g := &gpu{GPU: c, engine: newEngine()}
+		g := &gpu{GPU: c, engine: newEngine(), userShared: memory{refs: 1}}
 		if _, err := fmt.Sscanf(c.BusID, "%x:%x:%x", &g.domain, &g.bus, &g.slot); err != nil || g.domain > 0xffff ||
 			g.bus > 0xff || g.slot > 0x1f {
 			return nil, fmt.Errorf("sim: GPU %d: bus id %q: want a PCI address such as 0000:01:00.0", c.Index, c.BusID)

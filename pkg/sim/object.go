@@ -59,8 +59,8 @@ type object struct {
 type memory struct {
 	gpu    *gpu
 	size   quota.Bytes // as taken from the card
-	refs   int
-	pid    int32 // who allocated it
+	refs   uint8       // as MEMORY_DESCRIPTOR.Allocated, see ref
+	pid    int32       // who allocated it
 	attr   uint32
 	hidden bool // a context's, or page tables of UVM's
 	mapped int  // UVM mappings
@@ -202,7 +202,18 @@ func (d *Driver) freeClient(c *client) {
 	c.file.clients = slices.DeleteFunc(c.file.clients, func(o *client) bool { return o == c })
 }
 
+// ref is one more that holds memory. The driver counts in a byte, and what has come around to 0 it takes for freed: it counts no more
+// (memCopyConstruct_IMPL), and the memory is never given back (memdescFree).
+func (m *memory) ref() {
+	if m.refs != 0 {
+		m.refs++
+	}
+}
+
 func (d *Driver) unref(m *memory) {
+	if m.refs == 0 {
+		return
+	}
 	if m.refs--; m.refs > 0 {
 		return
 	}

@@ -161,8 +161,11 @@ func (r *request) dup() uint32 {
 		group: from.group, vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
 		if m != nil {
-			m.refs++
+			m.ref()
 		}
+	}
+	if o.class == classUserShared { // never taken off again (gpushareddataDestruct_IMPL)
+		o.gpu.userShared.ref()
 	}
 	st = r.finish(c, parent, o, rm.DupObject)
 	if st != rm.StatusOK && first {

@@ -118,6 +118,8 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 	}
 	offset := rm.U64(out, uvmOffset)
 	switch {
+	case o.class == classUserShared:
+		o.gpu.userShared.ref() // as by any other dup
 	case o.memory == nil && o.class != classMemorySystem && o.class != classOSDescriptor:
 		return rm.StatusInvalidArgument
 	case o.memory != nil && (offset > uint64(o.memory.size) || length > uint64(o.memory.size)-offset):
@@ -270,11 +272,11 @@ func (g *gpu) uvmTables(length, page uint64) (*memory, bool) {
 // hold and drop count a mapping as a reference on what it has.
 func (m mapping) hold() {
 	if m.memory != nil {
-		m.memory.refs++
+		m.memory.ref()
 		m.memory.mapped++
 	}
 	if m.tables != nil {
-		m.tables.refs++
+		m.tables.ref()
 	}
 }
 
@@ -507,7 +509,7 @@ func (r *request) registerChannel(form rm.UVMForm) uint32 {
 		kept.context = o.channel.group.group.context
 	}
 	if kept.context != nil {
-		kept.context.refs++
+		kept.context.ref()
 	}
 	g.kept++
 	if r.f.channels == nil {

@@ -65,7 +65,16 @@ func (r *request) mapMemory() uint32 {
 	if o == nil || device == nil {
 		return rm.StatusObjectNotFound
 	}
-	if device.class != classDevice && device.class != classSubdevice || o.class != classMemoryLocal && o.class != classMemorySystem {
+	switch o.class {
+	case classMemoryLocal, classMemorySystem:
+	case classUserShared:
+		if o.gpu.userShared.refs == 0 {
+			return rm.StatusObjectNotFound // RmGetAllocPrivate
+		}
+	default:
+		return rm.StatusInvalidObjectParent
+	}
+	if device.class != classDevice && device.class != classSubdevice {
 		return rm.StatusInvalidObjectParent
 	}
 	offset, length := rm.U64(out, rm.MapMemoryOffset), rm.U64(out, rm.MapMemoryLength)

@@ -101,6 +101,8 @@ func attacks() []attack {
 		{name: "bar1", proves: "mappings of one allocation without end leave BAR1 to others", run: hostileBAR1},
 		{name: "stale-window", proves: "memory that is freed and still seen stays the container's, charged, and nobody else's",
 			run: counted(hostileStaleWindow)},
+		{name: "shared-page", proves: "the page that all users of a GPU share can be mapped without end", run: hostileSharedPage},
+		{name: "references", proves: "memory with too many handles is refused one more, and all comes back", run: hostileReferences},
 		{name: "notifier-freed", proves: "what a channel writes errors to stays the container's until the channel is gone",
 			run: hostileNotifierFreed},
 		{name: "debugger", proves: "a debugger reaches its own context only", run: hostileDebugger},

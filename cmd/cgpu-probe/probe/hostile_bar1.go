@@ -61,7 +61,12 @@ func hostileBAR1(hostileOptions) error {
 
 // mapMemory is RM_MAP_MEMORY of a piece of device memory, on a new file of the GPU's: each has room for one mapping.
 func (c *client) mapMemory(object uint32, offset, length quota.Bytes) (fd int, address uint64, err error) {
-	fd, err = syscall.Open(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	return c.mapOn(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), object, offset, length)
+}
+
+// mapOn is RM_MAP_MEMORY on a new file of a node: a GPU's for device memory, nvidiactl for other.
+func (c *client) mapOn(node string, object uint32, offset, length quota.Bytes) (fd int, address uint64, err error) {
+	fd, err = syscall.Open(node, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, 0, fmt.Errorf("map: %w", err)
 	}
