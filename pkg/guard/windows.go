@@ -126,7 +126,7 @@ const classUsermode = 0xc361 // VOLTA_USERMODE_A; those of later GPUs end in the
 // windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages, but for a small one
 // (kbusDetermineBar1Force64KBMapping_IMPL). Host memory takes none.
 func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes {
-	if o.kind == rm.ClassSysmem || o.host || o.spilled {
+	if o.kind == rm.ClassSysmem || o.kind == rm.ClassUserShared || o.host || o.spilled {
 		return 0
 	}
 	page := pageSmall
