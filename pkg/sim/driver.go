@@ -116,7 +116,7 @@ type gpu struct {
 	pool              quota.Bytes // of hidden: page tables that a call took and did not use
 	bar1              quota.Bytes // what windows take of it
 	kept              int         // channels that UVM retains
-	userShared        memory      // the page of RM_USER_SHARED_DATA, one for all clients; its refs alone count
+	userShared        memory      // the page of RM_USER_SHARED_DATA, one for all clients: how often it was duped
 	global            vaspace     // of all devices that have none of their own, whosever they are (gpugrpGetGlobalVASpace)
 	engine            *engine
 	xids              []uint64 // that were reported, in their order

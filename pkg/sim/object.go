@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"math"
 	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -59,7 +60,8 @@ type object struct {
 type memory struct {
 	gpu    *gpu
 	size   quota.Bytes // as taken from the card
-	refs   uint8       // as MEMORY_DESCRIPTOR.Allocated, see ref
+	refs   int
+	lost   bool // it is never given back, see ref
 	pid    int32       // who allocated it
 	attr   uint32
 	hidden bool // a context's, or page tables of UVM's
@@ -202,19 +204,15 @@ func (d *Driver) freeClient(c *client) {
 	c.file.clients = slices.DeleteFunc(c.file.clients, func(o *client) bool { return o == c })
 }
 
-// ref is one more that holds memory. The driver counts in a byte, and what has come around to 0 it takes for freed: it counts no more
-// (memCopyConstruct_IMPL), and the memory is never given back (memdescFree).
+// ref is one more that holds memory. The driver counts in a byte (MEMORY_DESCRIPTOR.Allocated), and what has come around to 0 it takes for
+// freed: it counts no more (memCopyConstruct_IMPL), and the memory is never given back (memdescFree).
 func (m *memory) ref() {
-	if m.refs != 0 {
-		m.refs++
-	}
+	m.refs++
+	m.lost = m.lost || m.refs > math.MaxUint8
 }
 
 func (d *Driver) unref(m *memory) {
-	if m.refs == 0 {
-		return
-	}
-	if m.refs--; m.refs > 0 {
+	if m.refs--; m.refs > 0 || m.lost {
 		return
 	}
 	m.gpu.used -= m.size

@@ -68,7 +68,7 @@ func (r *request) mapMemory() uint32 {
 	switch o.class {
 	case classMemoryLocal, classMemorySystem:
 	case classUserShared:
-		if o.gpu.userShared.refs == 0 {
+		if o.gpu.userShared.lost {
 			return rm.StatusObjectNotFound // RmGetAllocPrivate
 		}
 	default:
