@@ -45,15 +45,11 @@ func TestBounds(t *testing.T) {
 func TestExported(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	f := newFakeCall(t, g, fakeControl)
-	const pieces = 64 // each is referred to by so many only
-	for i := range uint32(pieces) {
-		g.account.addObject(fakeClient, object{handle: 0x5d000000 + i, parent: fakeDevice, class: classVidmem, kind: rm.ClassVidmem}, 0, 4096, 0)
-	}
 	full := 0
 	export := func(fd, at int) bool {
 		list := make([]uint32, 512)
 		for i := range list {
-			list[i] = 0x5d000000 + uint32((full+i)%pieces)
+			list[i] = addMemory(g, uint32(full+i)%64) // one piece has so many references only
 		}
 		p := exportCall(fd, at, list...)
 		o := fakeControlCall(fakeClient, 0x3d0b, p)
@@ -73,6 +69,15 @@ func TestExported(t *testing.T) {
 	if full != maxExported || g.exportedObjects.Load() != maxExported {
 		t.Errorf("%d exports, counted %d", full, g.exportedObjects.Load())
 	}
+}
+
+// addMemory makes a piece of device memory known, if it is not, and returns its handle.
+func addMemory(g *Guard, i uint32) uint32 {
+	h := 0x5e000000 + i
+	if _, ok := g.account.lookup(fakeClient, h); !ok {
+		g.account.addObject(fakeClient, object{handle: h, parent: fakeDevice, class: classVidmem, kind: rm.ClassVidmem}, 0, 0, 4096)
+	}
+	return h
 }
 
 // TestReferences: the driver counts handles and mappings of memory, and files with it, in a byte; no more come to be than that holds.

@@ -386,7 +386,7 @@ func TestSpilledIsRefused(t *testing.T) {
 		{"export", control(0x3d05, exportOne), rm.StatusNotSupported},
 		{"export of a list", control(0x3d0b, func(h uint32) []byte { return exportCall(fd, 0, fakeMemory, h) }), rm.StatusNotSupported},
 		{"export of a list, last of many", control(0x3d0b, func(h uint32) []byte {
-			list := make([]uint32, exportObjectsMax)
+			list := make([]uint32, maxReferences/2)
 			for i := range list {
 				list[i] = fakeMemory
 			}

@@ -242,6 +242,7 @@ func TestManyMaps(t *testing.T) {
 	two.file = followedUVM(t, g)
 	mapAt := func(c *fakeCall, base uint64) uint32 {
 		o, form := uvmCall(g, rm.UVMMapExternal, base, 2<<20, ctl)
+		rm.PutU32(o, form.Object, addMemory(g, uint32(base>>32)%256)) // one piece has so many references only
 		c.do(rm.UVMMapExternal, o)
 		return rm.U32(o, form.Status)
 	}
