@@ -80,7 +80,7 @@ func run(c call, only bool, runDir string) error {
 					"again")
 			} else {
 				if c.command == "kill" {
-					endFirst(c, low, runDir)
+					endFirst(&c, low, runDir)
 				}
 				if c.made != "" {
 					c.redirect(isCrun(low))
