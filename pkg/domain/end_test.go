@@ -25,8 +25,9 @@ func TestEnd(t *testing.T) {
 		end   func() error // nil: it is not asked
 		wants string       // in the error; empty: none
 	}{
-		"it ends":        {member, func() error { return nil }, ""},
-		"it cannot":      {member, func() error { return errors.New("the MPS server\ndoes not\x1banswer") }, `the MPS server\ndoes not\x1banswer`},
+		"it ends": {member, func() error { return nil }, ""},
+		"it cannot": {member, func() error { return errors.New("the MPS server\ndoes not\x1banswer") },
+			`the MPS server\ndoes not\x1banswer`},
 		"it is silent":   {member, func() error { <-release; return nil }, "i/o timeout"},
 		"no such seat":   {ledger.Record{Domain: "team", Seat: page.Seats + 1, VGPUs: member.VGPUs}, nil, "EOF"},
 		"the server":     {ledger.Record{Domain: "team", DomainServer: true, VGPUs: member.VGPUs}, nil, ""},

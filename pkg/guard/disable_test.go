@@ -8,8 +8,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// TestDisable: a domain's MPS server is told that its own channel group is off, or on, and nobody else that any is. The driver never hears of
-// it: it would take channels of any client of the node.
+// TestDisable: a domain's MPS server is told that its own channel group is off, or on, and nobody else that any is. The driver never hears
+// of it: it would take channels of any client of the node.
 func TestDisable(t *testing.T) {
 	const group, channel = 0x5c000020, 0x5c000021
 	type pair [2]uint32 // client and group
