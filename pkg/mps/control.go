@@ -94,7 +94,7 @@ func (d *control) setPercent(percent int) error {
 }
 
 // terminate ends the work of clients, of those processes that are some.
-func (d *control) terminate(pids []int) error {
+func (d *control) terminate(pids []int) (failed error) {
 	out, err := d.command("ps")
 	if err != nil {
 		return err
@@ -113,10 +113,10 @@ func (d *control) terminate(pids []int) error {
 		case err != nil:
 			return err
 		case strings.TrimSpace(said) != "0":
-			return fmt.Errorf("%s: the daemon says %.200q", line, said)
+			failed = errors.Join(failed, fmt.Errorf("%s: the daemon says %.200q", line, said))
 		}
 	}
-	return nil
+	return failed
 }
 
 // ask asks the server, by the daemon, whether it serves. One that waits for a client does not answer; one in FAULT takes nobody until all
