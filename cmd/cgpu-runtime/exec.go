@@ -81,19 +81,11 @@ func inMemory(content []byte) (path string, err error) {
 }
 
 // limited says whether a container has the limiter: it is in the ledger, and its config.json was given the limiter.
-func (c call) limited(id, runDir string) bool {
-	// Decoding takes longer than all else, so first a search for bytes, for any container of ours and for this one.
-	raw, err := readFile(ledger.File(runDir))
-	if err != nil || !bytes.Contains(raw, []byte(`"`+id+`"`)) {
+func (c *call) limited(id, runDir string) bool {
+	record := c.record(id, runDir)
+	if record == nil || record.Page == "" {
 		return false
 	}
-	records, _ := ledger.Open(runDir).List()
-	// Two engines may each have a container called "web".
-	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.ID == id && r.Page != "" && c.created(r) })
-	if i < 0 {
-		return false
-	}
-	record := records[i]
 	// In the engine's bundle it was an older version that wrote it.
 	for _, bundle := range []string{page.Bundle(runDir, record.Nonce), record.Bundle} {
 		config, err := readFile(filepath.Join(bundle, "config.json"))
@@ -104,8 +96,24 @@ func (c call) limited(id, runDir string) bool {
 	return false
 }
 
+// record is that of a container of ours; nil: it is none.
+func (c *call) record(id, runDir string) *ledger.Record {
+	// Decoding takes longer than all else, so first a search for bytes, for any container of ours and for this one.
+	raw, err := readFile(ledger.File(runDir))
+	if err != nil || !bytes.Contains(raw, []byte(`"`+id+`"`)) {
+		return nil
+	}
+	records, _ := ledger.Open(runDir).List()
+	for i := range records { // two engines may each have a container called "web"
+		if records[i].ID == id && c.created(&records[i]) {
+			return &records[i]
+		}
+	}
+	return nil
+}
+
 // created says whether the state that the low-level runtime keeps of a container has the hooks that we made for our record.
-func (c call) created(record ledger.Record) bool {
+func (c *call) created(record *ledger.Record) bool {
 	for _, state := range c.states(record.ID) {
 		if _, err := os.Stat(state.file); err != nil {
 			continue

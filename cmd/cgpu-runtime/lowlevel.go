@@ -53,7 +53,7 @@ func (c call) creator() string {
 type stateFile struct{ maker, file string }
 
 // states are the files of which one exists for a container.
-func (c call) states(id string) [2]stateFile {
+func (c *call) states(id string) [2]stateFile {
 	return [2]stateFile{{"runc", filepath.Join(c.stateRoot(false), id, "state.json")},
 		{"crun", filepath.Join(c.stateRoot(true), id, "status")}}
 }

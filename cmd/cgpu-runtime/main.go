@@ -79,6 +79,9 @@ func run(c call, only bool, runDir string) error {
 				err = errors.New("cgpu-runtime: runtimes in cgpu.toml has just changed between runc and crun: try " +
 					"again")
 			} else {
+				if c.command == "kill" {
+					endFirst(&c, low, runDir)
+				}
 				if c.made != "" {
 					c.redirect(isCrun(low))
 				}

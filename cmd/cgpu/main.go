@@ -81,7 +81,7 @@ func app() *cli.App {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
 		Commands: []*cli.Command{smiCommand(), topCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(),
-			pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(), domainStartCommand(), domainRunCommand(),
+			pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(), domainStartCommand(), domainRunCommand(), domainEndCommand(),
 			mpsCommand(), mpsDaemonCommand(), slurmCommand(), specCommand(), doctorCommand(), configCommand(), kmCommand(), exporterCommand(),
 			webCommand(), healthCommand(), installCommand(), uninstallCommand(), upgradeCommand(), gcCommand(), refreshCommand(),
 			completionCommand(), manCommand(), versionCommand()},

@@ -23,7 +23,13 @@ import (
 func gate(t *testing.T, seat int) (pipes string) {
 	t.Helper()
 	pipes = filepath.Join(t.TempDir(), strings.Repeat("long", 30))
-	g := &mps.Gate{User: mps.AnyUser, Patience: 10 * time.Second, Refused: func(err error) { t.Log(err) }}
+	gateIn(t, pipes, seat, &mps.Gate{})
+	return pipes
+}
+
+func gateIn(t *testing.T, pipes string, seat int, g *mps.Gate) {
+	t.Helper()
+	g.User, g.Patience, g.Refused = mps.AnyUser, 10*time.Second, func(error) {}
 	for _, n := range []int{seat, 0} {
 		dir := page.Seat(filepath.Join(pipes, page.Members), n)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -42,7 +48,6 @@ func gate(t *testing.T, seat int) (pipes string) {
 		t.Cleanup(func() { _ = l.Close() })
 		g.Sit(n, l.(*net.UnixListener))
 	}
-	return pipes
 }
 
 // TestSit: what somebody has kept of a seat's folder, or of its socket, leads nowhere when the next member has the seat, also where who

@@ -16,6 +16,7 @@ var controls = map[rm.ControlKind]rule{
 	rm.ControlAttach:         {check: (*Guard).checkAttach},
 	rm.ControlHide:           {check: answerHidden},
 	rm.ControlPreemptionMode: {locks: true, check: (*Guard).checkPreemptionMode},
+	rm.ControlDisable:        {locks: true, check: (*Guard).checkDisable},
 	rm.ControlPreempt:        {locks: true, check: (*Guard).checkPreempt},
 	rm.ControlStopChannel:    {check: (*Guard).checkStopChannel},
 	rm.ControlThermal:        {check: (*Guard).checkThermal},

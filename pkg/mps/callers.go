@@ -5,6 +5,7 @@ package mps
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"regexp"
@@ -33,6 +34,7 @@ type callers struct {
 	mu      sync.Mutex
 	all     []*caller // in the order in which they came, but for those of seat 0, who only look
 	sources [page.Seats + 1]*source
+	clients map[int]*source // by the processes that have been introduced, of which some may have ended
 }
 
 // source is who comes by a seat's socket. The seat's next container has another one.
@@ -145,6 +147,37 @@ func (c *caller) hasSpoken() {
 	c.in.mu.Lock()
 	defer c.in.mu.Unlock()
 	c.silent = false
+}
+
+// mostClients is more than NVIDIA's server takes, and leaves room for processes that have ended.
+const mostClients = 1024
+
+// introduced notes a client by its process.
+func (c *caller) introduced() {
+	x, pid := c.in, int(c.peer.Pid)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.clients == nil {
+		x.clients = map[int]*source{}
+	}
+	if len(x.clients) >= mostClients {
+		maps.DeleteFunc(x.clients, func(pid int, _ *source) bool { return unix.Kill(pid, 0) == unix.ESRCH })
+	}
+	if _, known := x.clients[pid]; known || len(x.clients) < mostClients {
+		x.clients[pid] = c.of // whose number it was before is gone
+	}
+}
+
+// clientsOf are the processes of a seat's container.
+func (x *callers) clientsOf(seat int) (pids []int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for pid, s := range x.clients {
+		if s == x.sources[seat] {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // ban turns a container away for a while.

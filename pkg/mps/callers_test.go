@@ -5,6 +5,7 @@ package mps
 import (
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -215,5 +216,39 @@ func TestCgroup(t *testing.T) {
 	c := caller{cgroup: "/docker/" + id, peer: &unix.Ucred{Pid: 7}}
 	if got := c.String(); got != `process 7 (cgroup "`+id+`")` {
 		t.Error(got)
+	}
+}
+
+// TestIntroduced: a process is of the container that has introduced it last, and of none when the seat is another container's. However many
+// processes a container has, few are remembered, and those that have ended make room.
+func TestIntroduced(t *testing.T) {
+	var x callers
+	of := func(seat int, want ...int) {
+		t.Helper()
+		got := x.clientsOf(seat)
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("seat %d has %v, want %v", seat, got, want)
+		}
+	}
+	introduced := func(seat, pid int) {
+		(&caller{in: &x, of: seated(&x, seat), peer: &unix.Ucred{Pid: int32(pid)}}).introduced()
+	}
+	introduced(1, 11)
+	introduced(1, 12)
+	introduced(2, 12)
+	of(1, 11)
+	of(2, 12)
+	of(3)
+	x.renew(1, nil)
+	of(1)
+	const ended = 1 << 23 // no process has such a number
+	for i := range 2 * mostClients {
+		introduced(3, ended+i)
+	}
+	introduced(1, os.Getpid())
+	of(1, os.Getpid())
+	if len(x.clients) > mostClients {
+		t.Errorf("%d are remembered", len(x.clients))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -90,6 +91,32 @@ func (d *control) setPercent(percent int) error {
 	}
 	d.percent = percent
 	return nil
+}
+
+// terminate ends the work of clients, of those processes that are some.
+func (d *control) terminate(pids []int) (failed error) {
+	out, err := d.command("ps")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(out) {
+		word := strings.Fields(line) // PID ID SERVER DEVICE NAMESPACE COMMAND
+		if len(word) < 3 {
+			continue
+		}
+		pid, err := strconv.Atoi(word[0])
+		if err != nil || !slices.Contains(pids, pid) {
+			continue
+		}
+		line := fmt.Sprintf("terminate_client %s %d", word[2], pid)
+		switch said, err := d.command(line); {
+		case err != nil:
+			return err
+		case strings.TrimSpace(said) != "0":
+			failed = errors.Join(failed, fmt.Errorf("%s: the daemon says %.200q", line, said))
+		}
+	}
+	return failed
 }
 
 // ask asks the server, by the daemon, whether it serves. One that waits for a client does not answer; one in FAULT takes nobody until all

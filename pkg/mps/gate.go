@@ -55,6 +55,8 @@ type Gate struct {
 	// Doubt is called when the daemon does not take a client, or a client has its socket and does not say that it has spoken with the
 	// server, which waits for it, and for it alone.
 	Doubt func(error)
+	// End ends the work of clients, by their processes, in a turn of its own.
+	End func(pids []int) error
 
 	turn    sync.Mutex // of one client at a time, from Prepare until it has spoken with the server
 	callers callers
@@ -119,7 +121,7 @@ func (g *Gate) relay(c *caller) error {
 		return nil // it has gone
 	}
 	if c.of.seat == 0 {
-		return g.reseat(c)
+		return g.obey(c)
 	}
 	for i, want := range []string{credentials, isClient} {
 		switch _, err := receive(c.UnixConn, want, 0); {
@@ -171,6 +173,7 @@ func (g *Gate) introduce(c *caller) error {
 		g.Doubt(fmt.Errorf("%v %w", c, err))
 		return err
 	}
+	c.introduced()
 	return send(daemon, received)
 }
 
@@ -253,29 +256,46 @@ func write(c *net.UnixConn, packet string, oob []byte) error {
 
 // receive receives the packet that must come now, with as many descriptors. It leaves no other descriptor open.
 func receive(c *net.UnixConn, want string, rights int) ([]int, error) {
-	packet := make([]byte, len(want)+1) // one more, so that a longer one shows
-	var oob []byte                      // without room for descriptors the kernel makes none
-	if rights > 0 {
-		oob = make([]byte, unix.CmsgSpace(4*rights))
-	}
-	n, size, flags, _, err := c.ReadMsgUnix(packet, oob)
-	if err != nil {
-		return nil, err
-	}
-	fds, err := descriptors(oob[:size])
+	said, fds, err := packet(c, len(want), rights)
 	switch {
 	case err != nil:
-	case string(packet[:n]) != want:
-		err = fmt.Errorf("sent %q: want %q; the gate is for CUDA programs, and not for commands", packet[:n], want)
-	case flags&unix.MSG_CTRUNC != 0, len(fds) != rights:
+	case said != want:
+		err = fmt.Errorf("sent %q: want %q; the gate is for CUDA programs, and not for commands", said, want)
+	case len(fds) != rights:
 		err = fmt.Errorf("sent descriptors with %q: want %d", want, rights)
 	default:
 		return fds, nil
 	}
+	closeAll(fds)
+	return nil, err
+}
+
+// packet receives the next packet, of which one more byte than size says that it is longer, with up to as many descriptors.
+func packet(c *net.UnixConn, size, rights int) (said string, fds []int, err error) {
+	text := make([]byte, size+1)
+	var oob []byte // without room for descriptors the kernel makes none
+	if rights > 0 {
+		oob = make([]byte, unix.CmsgSpace(4*rights))
+	}
+	n, size, flags, _, err := c.ReadMsgUnix(text, oob)
+	if err != nil {
+		return "", nil, err
+	}
+	fds, err = descriptors(oob[:size])
+	if err == nil && flags&unix.MSG_CTRUNC != 0 {
+		err = fmt.Errorf("sent descriptors with %q: want %d", text[:n], rights)
+	}
+	if err != nil {
+		closeAll(fds)
+		fds = nil
+	}
+	return string(text[:n]), fds, err
+}
+
+func closeAll(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd)
 	}
-	return nil, err
 }
 
 func descriptors(oob []byte) ([]int, error) {

@@ -95,6 +95,7 @@ func (s Server) Run(ctx context.Context) error {
 		}
 		return d.setPercent(percent)
 	}
+	g.End = d.terminate
 	defer g.callers.close()
 	if err := s.open(g); err != nil {
 		_ = daemon.Process.Kill()

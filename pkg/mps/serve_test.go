@@ -29,6 +29,8 @@ const (
 	asDaemon = "CGPU_TEST_MPS"
 	asStuck  = "CGPU_TEST_MPS_STUCK" // one whose server does not answer
 	asFault  = "CGPU_TEST_MPS_FAULT" // one whose server takes no more clients
+	// asHolding is one whose clients go on.
+	asHolding = "CGPU_TEST_MPS_HOLDING"
 
 	asConfined = "confined" // an argument: what follows is to be confined
 )
@@ -41,7 +43,11 @@ func TestMain(m *testing.M) {
 	case os.Getenv(asDaemon) == "":
 		os.Exit(m.Run())
 	}
-	d := &mpstest.Daemon{Server: tellPercent, Stuck: os.Getenv(asStuck) != "", Fault: os.Getenv(asFault) != ""}
+	serve := tellPercent
+	if os.Getenv(asHolding) != "" {
+		serve = holdOn
+	}
+	d := &mpstest.Daemon{Server: serve, Stuck: os.Getenv(asStuck) != "", Fault: os.Getenv(asFault) != ""}
 	if err := mpstest.Program(os.Args[1:], d); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(3)
@@ -266,6 +272,66 @@ func partBy(socket string) (string, error) {
 	said := make([]byte, 64)
 	n, err := c.Read(said)
 	return string(said[:n]), err
+}
+
+// holdOn is an MPS server that says its part to a client, and hears it until it ends.
+func holdOn(c *net.UnixConn, percent string) {
+	_, _ = c.Write([]byte(percent))
+	_, _ = c.Read(make([]byte, 1))
+	_ = c.Close()
+}
+
+// TestEnd: root has a seat's clients end, by their processes; those of another seat stay, and nobody else can say it.
+func TestEnd(t *testing.T) {
+	t.Setenv(asHolding, "1")
+	r := started(t, os.Args[0], "-f")
+	c, err := mpstest.Client(r.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	part := make([]byte, 8)
+	if _, err := c.Read(part); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		by   int
+		word string
+		seat int
+		done bool
+		ends bool
+	}{
+		{1, endSeat, 1, false, false}, {0, "quit", 1, false, false}, {0, endSeat + " ", 1, false, false}, {0, newSeat, 1, false, false},
+		{0, endSeat, 0, false, false}, {0, endSeat, page.Seats + 1, false, false}, {0, endSeat, 2, true, false}, {0, endSeat, 1, true, true},
+	} {
+		err := say(t, r.socket, test.by, test.word, test.seat)
+		if (err == nil) != test.done {
+			t.Errorf("by seat %d, %q %d: %v", test.by, test.word, test.seat, err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		if test.ends {
+			_ = c.SetReadDeadline(time.Now().Add(patience))
+		}
+		if _, err := c.Read(part); errors.Is(err, os.ErrDeadlineExceeded) == test.ends {
+			t.Errorf("by seat %d, %q %d: the client reads %v", test.by, test.word, test.seat, err)
+		}
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// say says something to the gate by a seat.
+func say(t *testing.T, socket string, by int, word string, seat int) error {
+	t.Helper()
+	path := filepath.Join(page.Seat(membersOf(socket), by), SocketName)
+	c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: path, Net: network})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return order(c, word, seat)
 }
 
 // TestStuck: a server that waits for a silent client for ever is ended, and who ends it says why.

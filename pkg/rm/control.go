@@ -43,6 +43,7 @@ const (
 	ControlStreamBind                 // 0xb0cc0107
 	ControlStopChannel                // 0xa06f0112: at once, or when the channel is idle
 	ControlPreempt                    // 0xa06c0105: takes a channel group off the GPU until its next turn
+	ControlDisable                    // 0x2080110b: takes channels off the GPU, or lets them run again
 	ControlThermal                    // 0x20800513: a list of instructions
 	ControlBoost                      // 0x2080200a: keeps the clocks up while the client lives
 	ControlHide                       // reads what everybody does; answered with zeros

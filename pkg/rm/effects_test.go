@@ -122,7 +122,7 @@ func TestShared(t *testing.T) {
 	for id, want := range map[uint32]ControlKind{
 		0x801909: ControlSwallow, 0x20800145: ControlSwallow, 0x20800146: ControlSwallow, 0x20800407: ControlSwallow, 0x20801702: ControlSwallow,
 		0x2080200a: ControlBoost, 0x2080220c: ControlSwallow, 0x20802210: ControlSwallow, 0x83de0307: ControlSwallow, 0x2080a06f: ControlSwallow,
-		0x90960101: ControlSwallow, 0x90960107: ControlDeny, 0x208f1105: ControlDeny, 0xa06f0112: ControlStopChannel,
+		0x2080110b: ControlDisable, 0x90960101: ControlSwallow, 0x90960107: ControlDeny, 0x208f1105: ControlDeny, 0xa06f0112: ControlStopChannel,
 		0x2080016d: ControlHide, 0x2080017b: ControlHide, 0x20800513: ControlThermal,
 	} {
 		if c, _ := abi.Control(id); c.Kind != want || (c.Answer != StatusOK) != (id == 0x90960101) {

@@ -527,6 +527,14 @@ const (
 	ContextBufferEngine = 0 // which buffer, see contextbuffers.go
 	ContextBufferBytes  = 8
 
+	DisableSize     = 536 // 0x2080110b: NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS
+	DisableFlag     = 0   // a byte; 0: let run
+	DisableCount    = 4
+	DisableRewind   = 9 // a byte: drop what is queued
+	DisableClients  = 24
+	DisableChannels = 280
+	DisableMost     = 64
+
 	PreemptGroupWait    = 0 // 0xa06c0105: NVA06C_CTRL_PREEMPT_PARAMS, a byte each but for the timeout
 	PreemptGroupManual  = 1 // the timeout is the caller's
 	PreemptGroupTimeout = 4 // us

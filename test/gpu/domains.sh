@@ -153,6 +153,13 @@ after() { # after TITLE NAME
 	show 'one of another domain' "$dir/$2.b" 2
 	show 'a stranger' "$dir/$2.s" 2
 }
+beside ended
+run --domain a --memory 2GiB --name ended -- "$dir/mps" context long:20 sleep:20 >"$dir/ended.x" 2>&1 &
+within 10 grep -q launched "$dir/ended.x"
+within 10 grep -q right "$dir/ended.a"
+cgpu domain-end ended >"$dir/ended.said" 2>&1 || show 'the server does not end it' "$dir/ended.said" 2
+kill -KILL "$(awk '$1 == "pid" {print $2; exit}' "$dir/ended.x")"
+after 'ended in the middle of a kernel by the server, then SIGKILL' ended
 beside kill
 member a 2GiB "$dir/mps" context long:20 >"$dir/kill.x" 2>&1 &
 within 10 grep -q launched "$dir/kill.x"

@@ -205,6 +205,56 @@ func TestThreadsLive(t *testing.T) {
 	wantRefused(t, tryCgpu("set", server.Name, "--threads", "7"), "it is a domain's MPS server")
 }
 
+// TestMemberKilled: of a member that an engine kills the server ends the work first, so that nothing of it runs when it is killed; its
+// neighbour goes on, and who is asked to end is not ended.
+func TestMemberKilled(t *testing.T) {
+	domainNode(t)
+	neighbour := member(t, "0:0")
+	neighbour.has(t, "part")
+	ends := func(id string) bool {
+		return strings.Contains(lab.Run(nil, "docker", "logs", id).Stderr, "the MPS server has ended")
+	}
+	start := func() string {
+		return container{env: append(sizeOf("1GiB"), "CGPU_DOMAIN=team"),
+			cmd: []string{"sh", "-c", "trap '' TERM; cgpu-probe mps-client --size 64MiB; sleep 1000"}}.ready(t)
+	}
+	id := start()
+	docker(t, "kill", "--signal", "WINCH", id)
+	time.Sleep(200 * time.Millisecond)
+	if ends(id) {
+		t.Error("any signal ends its work")
+	}
+	docker(t, "kill", id)
+	if !ends(id) {
+		t.Errorf("its work was not ended: %s", lab.Run(nil, "docker", "logs", id).Stderr)
+	}
+	if out := cgpu(t, "events"); strings.Contains(out, "its work is not ended") {
+		t.Errorf("events: %s", out)
+	}
+	id = start()
+	server, ok := domainServer(t)
+	if !ok {
+		t.Fatal("no server")
+	}
+	if strings.Contains(neighbour.out.String(), "has ended") {
+		t.Errorf("the neighbour says %s", neighbour.out)
+	}
+	// A gate that does not answer holds up nobody's end.
+	if err := syscall.Kill(server.InitPID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	docker(t, "kill", id)
+	if err := syscall.Kill(server.InitPID, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, func() string {
+		if out := cgpu(t, "events"); !strings.Contains(out, "its work is not ended before it is killed") {
+			return out
+		}
+		return ""
+	})
+}
+
 // TestDomainServerKilled: its members' contexts end with the server, and the next member finds another.
 func TestDomainServerKilled(t *testing.T) {
 	domainNode(t)

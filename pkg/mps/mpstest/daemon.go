@@ -40,6 +40,7 @@ type Daemon struct {
 	mu      sync.Mutex
 	heard   []string
 	percent string // empty: 100
+	clients map[int32]*net.UnixConn
 }
 
 // Heard is who connected: "client", "command", or what was wrong with him.
@@ -148,7 +149,17 @@ func (d *Daemon) hand(c *net.UnixConn, who *unix.Ucred) error {
 	if err != nil {
 		return err
 	}
-	go d.Server(server, cmp.Or(d.percent, "100"))
+	percent := cmp.Or(d.percent, "100")
+	go func() {
+		who, err := credentialsOf(server) // the client's, which has a socket that the gate does not see
+		if err != nil {
+			_ = server.Close()
+			return
+		}
+		d.enter(who.Pid, server)
+		d.Server(server, percent)
+		d.enter(who.Pid, nil)
+	}()
 	if _, _, err := c.WriteMsgUnix([]byte("OUTBCUFD\x00"), unix.UnixRights(ends[0]), nil); err != nil {
 		return err
 	}
@@ -157,6 +168,42 @@ func (d *Daemon) hand(c *net.UnixConn, who *unix.Ucred) error {
 		err = fmt.Errorf("status %d", status)
 	}
 	return err
+}
+
+// enter notes a client of a process, or that it has none any more.
+func (d *Daemon) enter(pid int32, c *net.UnixConn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.clients == nil {
+		d.clients = map[int32]*net.UnixConn{}
+	}
+	if d.clients[pid] = c; c == nil {
+		delete(d.clients, pid)
+	}
+}
+
+// ps lists the clients, as the driver's daemon does.
+func (d *Daemon) ps() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	text := "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        \n"
+	for pid := range d.clients {
+		text += fmt.Sprintf("%-9d %-9d %-14s %-25s %-14s %s\n", pid, 2, serverPID, "GPU-2ae9f675-2ebc-e2ca", "?", "/bin/client")
+	}
+	return text
+}
+
+// terminate hangs up on a client.
+func (d *Daemon) terminate(pid string) {
+	d.note("terminate " + pid)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for p, c := range d.clients {
+		if fmt.Sprint(p) == pid {
+			_ = c.CloseRead()
+			_ = c.CloseWrite()
+		}
+	}
 }
 
 func (d *Daemon) command(c *net.UnixConn) error {
@@ -198,6 +245,11 @@ func (d *Daemon) do(line string) string {
 			return "FAULT\n"
 		}
 		return "ACTIVE\n"
+	case len(word) == 1 && word[0] == "ps":
+		return d.ps()
+	case len(word) == 3 && word[0] == "terminate_client" && word[1] == serverPID:
+		d.terminate(word[2])
+		return "0\n"
 	case len(word) == 2 && word[0] == "set_default_active_thread_percentage":
 		return word[1] + ".0\n"
 	case len(word) == 3 && word[0] == "set_active_thread_percentage" && word[1] == serverPID:
@@ -231,8 +283,7 @@ func Dial(socket string, role uint32) (*net.UnixConn, error) {
 		err = fmt.Errorf("hello: %q", packet[:n])
 	}
 	if err == nil {
-		self := unix.UnixCredentials(&unix.Ucred{Pid: int32(os.Getpid()), Uid: uint32(os.Geteuid()), Gid: uint32(os.Getegid())})
-		_, _, err = c.WriteMsgUnix([]byte("OUTBCRED\x00"), self, nil)
+		err = introduce(c)
 	}
 	if err == nil {
 		_, err = c.Write(binary.LittleEndian.AppendUint32(nil, role))
@@ -254,10 +305,25 @@ func Client(socket string) (*net.UnixConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.Write([]byte{0, 0, 0, 0}); err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
+	server, err := Conn(fd)
+	if err != nil {
+		return nil, err
 	}
-	return Conn(fd)
+	err = introduce(server)
+	if err == nil {
+		_, err = c.Write([]byte{0, 0, 0, 0})
+	}
+	if err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	return server, nil
+}
+
+// introduce says who this process is.
+func introduce(c *net.UnixConn) error {
+	self := unix.UnixCredentials(&unix.Ucred{Pid: int32(os.Getpid()), Uid: uint32(os.Geteuid()), Gid: uint32(os.Getegid())})
+	_, _, err := c.WriteMsgUnix([]byte("OUTBCRED\x00"), self, nil)
+	return err
 }
 
 func handed(c *net.UnixConn) (int, error) {
