@@ -156,8 +156,8 @@ func TestStrayRootOfMember(t *testing.T) {
 	r.uses(0)
 }
 
-// TestLentMode: a context that a member makes anew below the lent group is switched in the middle of kernels, also where the channels that run
-// are another member's.
+// TestLentMode: a context that a member makes anew below the lent group is switched in the middle of kernels, also where the channels that
+// run are another member's.
 func TestLentMode(t *testing.T) {
 	r := newDomain(t, "team")
 	_, c := r.member("team")
