@@ -343,9 +343,9 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		share, err := s.clients[a[0]].alloc(uint32(a[1]), 0, classContextShare, make([]byte, 12))
 		return fmt.Sprint(share), err
 	},
-	// engine CLIENT CHANNEL → an object of the graphics engine
+	// engine CLIENT CHANNEL [CLASS] → an object of the graphics engine, which computes if no class is named
 	"engine": func(s *childState, a []int) (string, error) {
-		h, err := s.clients[a[0]].alloc(uint32(a[1]), 0, 0xcbc0, make([]byte, 16))
+		h, err := s.clients[a[0]].alloc(uint32(a[1]), 0, uint32(append(a, 0xcbc0)[2]), make([]byte, 16))
 		return fmt.Sprint(h), err
 	},
 	// schedule CLIENT GROUP: lets its channels run

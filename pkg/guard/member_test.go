@@ -21,6 +21,51 @@ func TestMemberContext(t *testing.T) {
 	free.do("context", free.do("open")[0])
 }
 
+// TestMemberContextAnew: the server's context goes with its object, and a member's object makes another one. No kernel of a member's runs
+// in one that is not switched in the middle of kernels, and the server makes none where others have handles.
+func TestMemberContextAnew(t *testing.T) {
+	r := newDomain(t, "team")
+	_, c := r.member("team")
+	own := c.do("open")[0]
+	group := c.do("dupof", own, r.client, r.group)[0]
+	preempts := func(when string, want bool) {
+		t.Helper()
+		for _, x := range r.sim.Snapshot().GPUs[0].TSGs {
+			if x.CILP != want {
+				t.Errorf("%s: CILP %v in client %#x", when, x.CILP, x.Client)
+			}
+		}
+	}
+	channel := func() int { return c.do("channel", own, group, c.do("share", own, group)[0])[0] }
+	early, late := channel(), channel()
+	first := c.do("engine", own, early)[0]
+	c.do("schedulechannel", own, early)
+	c.do("free", own, first)
+	c.do("preempt", own, group) // libcuda does that with each context that it ends, also when it has ended another one
+	preempts("a member's context", true)
+	r.server.do("free", r.number, r.work)
+	preempts("without an object there is no context", false)
+	c.do("engine", own, late) // beside a channel that runs
+	preempts("a member's object makes it anew", true)
+	c.do("schedulechannel", own, late)
+	c.do("preempt", own, group)
+	made := r.server.do("share", r.number, r.group)[0]
+	r.server.refused("NV_ERR_NOT_SUPPORTED", "engine", r.number, r.server.do("channel", r.number, r.group, made)[0])
+}
+
+// TestMemberDraws: nobody draws in the domain's group, also where its context is gone and a member's object would make one.
+func TestMemberDraws(t *testing.T) {
+	r := newDomain(t, "team")
+	m, c := r.member("team")
+	m.guard.cfg.Settings.Graphics = true
+	own := c.do("open")[0]
+	group := c.do("dupof", own, r.client, r.group)[0]
+	channel := c.do("channel", own, group, c.do("share", own, group)[0])[0]
+	c.refused("NV_ERR_NOT_SUPPORTED", "engine", own, channel, 0xcb97)
+	r.server.do("free", r.number, r.work)
+	c.refused("NV_ERR_NOT_SUPPORTED", "engine", own, channel, 0xcb97)
+}
+
 // TestMemberBound: one member does not have all contexts of the server's, however many clients and handles on the group it has.
 func TestMemberBound(t *testing.T) {
 	r := newDomain(t, "team")
@@ -109,4 +154,30 @@ func TestStrayRootOfMember(t *testing.T) {
 	c.do("alloc", other, 4*mib)
 	r.guard.rootWentAstray(&pendingRoot{task: &task{proc: &process{tgid: r.server.cmd.Process.Pid}}})
 	r.uses(0)
+}
+
+// TestLentMode: a context that a member makes anew below the lent group is switched in the middle of kernels, also where the channels that
+// run are another member's.
+func TestLentMode(t *testing.T) {
+	r := newDomain(t, "team")
+	_, c := r.member("team")
+	own := c.do("open")[0]
+	group := c.do("dupof", own, r.client, r.group)[0]
+	channel := c.do("channel", own, group, c.do("share", own, group)[0])[0]
+	_, d := r.member("team")
+	its := d.do("open")[0]
+	itsGroup := d.do("dupof", its, r.client, r.group)[0]
+	runs := d.do("channel", its, itsGroup, d.do("share", its, itsGroup)[0])[0]
+	work := d.do("engine", its, runs)[0]
+	d.do("schedulechannel", its, runs)
+	d.do("free", its, work)
+	r.server.do("free", r.number, r.work) // the context goes, in the driver
+	c.do("engine", own, channel)          // and is made anew
+	for _, gpu := range r.sim.Snapshot().GPUs {
+		for _, x := range gpu.TSGs {
+			if x.EngineType == 1 && !x.CILP && !x.Paused {
+				t.Errorf("a group whose channels run has a context without CILP")
+			}
+		}
+	}
 }

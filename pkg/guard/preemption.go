@@ -32,6 +32,8 @@ type preemption struct {
 	context   bool
 	preempts  bool
 	draws     bool
+	shared    bool // others have handles on it, in other containers
+	lent      bool // and one of them made it
 	alone     bool // it is a channel in no group, which is on no graphics engine
 	whole     bool // it is on a GPU that nobody else has
 	runs      bool // work could begin: the group, or a channel of it, was let run
@@ -55,7 +57,7 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 		return preemption{whole: gpu != noGPU}
 	}
 	x := o.group
-	p = preemption{group: o, context: x.context, preempts: x.preempts, draws: x.draws, runs: x.scheduled}
+	p = preemption{group: o, context: x.context, preempts: x.preempts, draws: x.draws, runs: x.scheduled, shared: x.shared, lent: x.lent()}
 	for _, ch := range x.channels() {
 		p.runs = p.runs || objectOf(ch).scheduled
 	}
@@ -205,20 +207,29 @@ func (a *account) notPreempting() (list []groupRef) {
 
 // planPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was
 // let run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
+//
+// In a group of which others have handles nobody can stop all channels. So its maker gets no second context there. In a lent one any object
+// of a member's makes the context anew where those of all others are gone: the mode is set after each.
 func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) plan {
-	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts {
+	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts && !x.lent {
 		return p
 	}
 	g.gpuTime.Lock() // GPFIFO_SCHEDULE waits
-	x, resume := g.account.preemptionOf(client, group), func() {}
-	if ok := true; x.runs {
-		if resume, ok = g.pauseGroup(client, group); !ok {
-			g.gpuTime.Unlock()
-			if p.cancel != nil {
-				p.cancel()
-			}
-			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to resume it"))
+	x, resume, ok := g.account.preemptionOf(client, group), func() {}, true
+	switch {
+	case x.lent || x.preempts:
+	case x.shared:
+		ok = false
+	case x.runs:
+		resume, ok = g.pauseGroup(client, group)
+	}
+	if !ok {
+		g.gpuTime.Unlock()
+		if p.cancel != nil {
+			p.cancel()
 		}
+		return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to stop it "+
+			"meanwhile and let it run again", "shared", x.shared))
 	}
 	commit := p.commit
 	p.commit = func() {
@@ -229,7 +240,8 @@ func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) pla
 			g.account.setDraws(x.group)
 			x.draws = true
 		}
-		if x.runs && !g.ensurePreemption(c.target(), client, x) {
+		x.preempts = x.preempts && !x.lent                                    // which the account says all the while: a PREEMPT may come
+		if (x.runs || x.lent) && !g.ensurePreemption(c.target(), client, x) { // of a lent group, others' channels may run
 			g.refuseContext(c, client, group)
 		}
 	}
@@ -292,6 +304,9 @@ func (g *Guard) checkGraphics(c *trappedCall) plan {
 	case !g.cfg.Settings.Graphics:
 		return answer(c.deny(rm.StatusNotSupported, "graphics", "denied a graphics object: its context is switched at the end of a draw or a "+
 			"dispatch only, so it could hold the GPU for seconds; graphics = true in cgpu.toml allows them", "class", c.class.Name))
+	case x.lent: // the driver refuses it while the context has its mode, and would make one that draws where there is none
+		return answer(c.deny(rm.StatusNotSupported, "graphicslent", "denied a graphics object below the channel group that all members of the "+
+			"trust domain have: nobody's kernels there would be stopped in the middle; draw in a container without CGPU_DOMAIN (--domain)"))
 	case known && g.gpuTime.Plan(gpu).Cap > 0: // on an H200 what a library draws first then never ran, most times
 		return answer(c.deny(rm.StatusNotSupported, "graphicscap", "denied a graphics object: its context would be stopped for a hard cap while "+
 			"it is being made, and not begin; start the container without a percentage and set it later (cgpu set)", "class", c.class.Name))

@@ -47,6 +47,21 @@ func makeContext(g *group, class uint32) {
 	g.draws = g.draws || isGraphics(class)
 }
 
+// endContext is what the end of an object of the graphics engine does to a group: with the last one its context goes, and the mode. (What
+// the driver's firmware does nobody knows; this is the worse.)
+func endContext(g *group) {
+	for handle := range g.handles {
+		for _, channel := range handle.children {
+			for _, o := range channel.children {
+				if isCompute(o.class) || isGraphics(o.class) {
+					return
+				}
+			}
+		}
+	}
+	g.objects, g.cilp = false, false
+}
+
 // setPreemption is GR_SET_CTXSW_PREEMPTION_MODE, of a group or a channel of the calling client.
 func (c *controlCall) setPreemption() uint32 {
 	o := c.client.objects[rm.U32(c.p, rm.PreemptChannel)]

@@ -192,6 +192,9 @@ func (d *Driver) freeObject(o *object) {
 		if o.channel != nil && o.parent.group != nil {
 			repause(o.parent)
 		}
+		if o.parent.channel != nil && o.parent.channel.group != nil {
+			endContext(o.parent.channel.group.group)
+		}
 	}
 	delete(o.client.objects, o.handle)
 	d.objects--

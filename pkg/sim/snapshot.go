@@ -58,6 +58,7 @@ type TSGSnapshot struct {
 	EngineType  uint32 `json:"engineType"`
 	TimesliceUs uint64 `json:"timesliceUs"`
 	Preempts    uint64 `json:"preempts"`
+	CILP        bool   `json:"cilp"`
 	Channels    int    `json:"channels"`
 	Disabled    int    `json:"disabled"` // channels stopped by FIFO_DISABLE_CHANNELS
 	// Of a group on the graphics engine.
@@ -113,7 +114,7 @@ func (d *Driver) groups(g *gpu) []TSGSnapshot {
 				continue
 			}
 			t := TSGSnapshot{Client: c.handle, Handle: o.handle, PID: c.pid, EngineType: o.group.engineType,
-				TimesliceUs: o.group.timesliceUs, Preempts: o.group.preempts}
+				TimesliceUs: o.group.timesliceUs, Preempts: o.group.preempts, CILP: o.group.cilp}
 			if tsg := o.group.tsg; tsg != nil {
 				a := tsg.Account()
 				t.Paused, t.Kernels, t.GPUTime, t.Waiting = tsg.Paused(), a.Kernels, a.GPUTime, a.Waiting

@@ -116,6 +116,12 @@ show 'CUDA IPC within a member' "$dir/ipc1" 2
 show 'CUDA IPC from another member' "$dir/ipc2" 2
 member a 4GiB "$dir/contexts" >"$dir/contexts.said" 2>&1
 show "a member's contexts, one after the other" "$dir/contexts.said" 3
+run --memory 2GiB -- "$dir/mps" context loop:6 >"$dir/latency" 2>&1 &
+within 5 grep -q right "$dir/latency"
+member a 4GiB "$dir/contexts" 4 2 >"$dir/contexts.long" 2>&1
+wait $!
+show "a long kernel in a member's last context" "$dir/contexts.long" 3
+show 'a stranger beside it: no wait as long as the kernel' "$dir/latency" 8
 
 # A part of the multiprocessors, changed while the member runs.
 run --domain a --memory 2GiB --threads 30 --name parts -- sh -c "'$dir/mps' context limit; touch '$dir/home/parts'; sleep 1; '$dir/mps' context limit" \

@@ -1,6 +1,6 @@
 // Contexts that are made and ended again and again in one process, some in the middle of a kernel, two at a time: each works.
-//   contexts [COUNT]
-// Prints "contexts N".
+//   contexts [COUNT [SECONDS]]
+// Prints "contexts N". Of SECONDS, a kernel lasts for so long in one more context at the end, and the time that took is printed, too.
 #include <cuda.h>
 #include "check.h"
 
@@ -21,6 +21,22 @@ __global__ void spin(long long cycles) {
   }
 }
 
+__global__ void last(double seconds) {
+  unsigned long long begin, t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  } while (t - begin < seconds * 1e9);
+}
+
+static CUresult create(CUcontext* context, CUdevice device) {
+#if CUDA_VERSION >= 13000
+  return cuCtxCreate(context, 0, 0, device);
+#else
+  return cuCtxCreate(context, 0, device);
+#endif
+}
+
 int main(int argc, char** argv) {
   const int count = argc > 1 ? atoi(argv[1]) : 6;
   CUdevice device;
@@ -29,11 +45,7 @@ int main(int argc, char** argv) {
   OK(cuInit(0));
   OK(cuDeviceGet(&device, 0));
   for (; i < count; i++) {
-#if CUDA_VERSION >= 13000
-    OK(cuCtxCreate(&context, 0, 0, device));
-#else
-    OK(cuCtxCreate(&context, 0, device));
-#endif
+    OK(create(&context, device));
     int* p;
     int got = -1;
     CHECK(cudaMalloc(&p, 4 * 32));
@@ -52,5 +64,13 @@ int main(int argc, char** argv) {
     }
   }
   printf("contexts %d\n", count);
+  if (argc > 2) {
+    fflush(stdout);
+    OK(create(&context, device));
+    const double begin = now_s();
+    last<<<1024, 256>>>(atof(argv[2]));
+    CHECK(cudaDeviceSynchronize());
+    printf("a kernel of %s s took %.1f s\n", argv[2], now_s() - begin);
+  }
   return 0;
 }

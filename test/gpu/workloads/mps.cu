@@ -3,7 +3,7 @@
 // (its first line is "pid NUMBER"), and tells rmtrace.c, if that is loaded, before it begins. A step that fails does not end the program; the exit status is
 // the number of steps that failed, 99 at most.
 //   context          make one           malloc:MIB  managed:MIB  host:MIB    allocate and touch
-//   launch:N         N small kernels    long:SECONDS  one kernel that lasts   loop:SECONDS  small kernels; every second: how many, all right?
+//   launch:N         N small kernels    long:SECONDS  one kernel that lasts   loop:SECONDS  small kernels; every second: how many, all right, the longest wait for 64 of them?
 //   fill:MIB         allocate pieces of MIB until refused, free them           free   what malloc, managed and host have
 //   share:FILE       CUDA IPC: give away the first malloc    borrow:FILE  take it, add 1 to it, give it back
 //   touch:FILE  wait:FILE  sleep:SECONDS                     limit  cudaDevAttrMultiProcessorCount
@@ -42,17 +42,22 @@ static cudaError_t touched(void* p) {
 static cudaError_t loop(double seconds) {
   cudaError_t e = context();
   if (e || (e = cudaMemset(scratch, 0, words * 4))) return e;
-  double begin = now_s(), told = begin;
+  double begin = now_s(), told = begin, waited = begin, longest = 0;
   unsigned n = 0, value[2] = {0, 0};
   while (now_s() - begin < seconds) {
     add<<<16, 256>>>(scratch, words);
     n++;
-    if (n % 64 == 0 && (e = cudaDeviceSynchronize())) return e;
+    if (n % 64 == 0) {
+      if ((e = cudaDeviceSynchronize())) return e;
+      if (now_s() - waited > longest) longest = now_s() - waited;
+      waited = now_s();
+    }
     if (now_s() - told < 1) continue;
     told = now_s();
     if ((e = cudaMemcpy(value, scratch, 4, cudaMemcpyDeviceToHost)) || (e = cudaMemcpy(value + 1, scratch + words - 1, 4, cudaMemcpyDeviceToHost))) return e;
-    printf("%.1f s: %u kernels, %s\n", told - begin, n, value[0] == n && value[1] == n ? "right" : "WRONG");
+    printf("%.1f s: %u kernels, %s, longest %.1f ms\n", told - begin, n, value[0] == n && value[1] == n ? "right" : "WRONG", longest * 1e3);
     fflush(stdout);
+    waited = now_s(), longest = 0;
   }
   return cudaDeviceSynchronize();
 }
