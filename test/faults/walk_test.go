@@ -293,6 +293,20 @@ var deaths = map[string]func(*walkLane, ledger.Record) error{
 	"delete": func(x *walkLane, _ ledger.Record) error {
 		return errors.Join(x.briefly("cgpu-runtime", "delete", "--force", x.id(x.name)), x.exchange())
 	},
+	"hook": func(x *walkLane, _ ledger.Record) error {
+		err := x.quick("cgpu-runtime", "delete", "--force", x.id(x.name))
+		create := []string{"create", "--bundle", x.path(x.name), x.id(x.name)}
+		return errors.Join(err, x.while("cgpu-runtime", create, func(int) {
+			for end, hit := time.Now().Add(300*time.Millisecond), false; !hit && time.Now().Before(end); {
+				for _, p := range x.processes() {
+					if hit = p.name == "cgpu-hook"; hit {
+						x.kill(p.name, p.pid)
+						break
+					}
+				}
+			}
+		}), x.exchange())
+	},
 	"create": func(x *walkLane, _ ledger.Record) error {
 		err := x.quick("cgpu-runtime", "delete", "--force", x.id(x.name))
 		return errors.Join(err, x.briefly("cgpu-runtime", "create", "--bundle", x.path(x.name), x.id(x.name)), x.exchange())
