@@ -5,6 +5,7 @@
 package faults
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -496,9 +497,22 @@ func (k *killing) agree(end bool) error {
 	}
 	b, err := k.books()
 	if w := k.wantDriver; err == nil && end && (b.Used > w.Used || b.Groups > w.Groups || b.Exports > w.Exports || b.Clients > clients) {
-		return fmt.Errorf("the tenants have ended, and driver and page have %+v; want %+v, and %d clients, at most", b, w, clients)
+		return fmt.Errorf("the tenants have ended, and driver and page have %+v; want %+v, and %d clients, at most; %s", b,
+			w, clients, holders(s))
 	}
 	return err
+}
+
+// holders are the processes that have RM clients with something on a GPU.
+func holders(s sim.Snapshot) string {
+	var text strings.Builder
+	for _, g := range s.GPUs {
+		for _, p := range g.Processes {
+			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID))
+			fmt.Fprintf(&text, "GPU %d: process %d (%s, %v) has %d objects and %v; ", g.Index, p.PID, bytes.TrimSpace(name), err, p.Objects, p.Bytes)
+		}
+	}
+	return text.String()
 }
 
 // one compares what a guard says with its page.
