@@ -34,6 +34,8 @@ const (
 	walkLimit = 512 * quota.MiB
 	// What page tables may take beyond the limit (tableSlack of pkg/guard).
 	walkTables = 16 * quota.MiB
+	// neighbourClients are those of its two programs, one of which comes and goes.
+	neighbourClients = 2
 	// walkSample is how long it goes on where CGPU_OPERATIONS does not say how many there are to be.
 	walkSample = 15 * time.Second
 	// walkKills is what happens to a container between two looks at the books.
@@ -464,9 +466,14 @@ func (k *killing) agree(end bool) error {
 		if err := k.one(r, st, end); err != nil {
 			return fmt.Errorf("%s (%s): %w", r.ID, r.Nonce, err)
 		}
+		own := 0
 		for _, p := range st.Processes {
-			clients += p.Clients
+			own += p.Clients
 		}
+		if r.ID == k.id("neighbour") {
+			own = max(own, neighbourClients)
+		}
+		clients += own + 1 // the guard's
 		for i, v := range st.VGPUs {
 			if r.ID == k.id("neighbour") && i < len(before.VGPUs) {
 				v.Used = max(v.Used, before.VGPUs[i].Used) // it allocates and frees
@@ -474,7 +481,6 @@ func (k *killing) agree(end bool) error {
 			charged[v.UUID] += v.Used
 			guards[v.UUID]++
 		}
-		clients++ // the guard's own
 	}
 	for _, g := range s.GPUs {
 		if g.Used > charged[g.UUID] {
