@@ -211,13 +211,19 @@ func (x *walkLane) create() error {
 	return err
 }
 
-// exchange starts a new container in the place of the one that is there, or may be.
-func (x *walkLane) exchange() error {
+// exchange starts a new container in the place of the one that is there, or may be. Another lane may have killed its hook.
+func (x *walkLane) exchange() (err error) {
 	x.fate["exchanged"]++
-	if err := x.quick("cgpu-runtime", "delete", "--force", x.id(x.name)); err != nil {
-		return err
+	for range 3 {
+		if err := x.quick("cgpu-runtime", "delete", "--force", x.id(x.name)); err != nil {
+			return err
+		}
+		if err = x.create(); err == nil {
+			return nil
+		}
+		x.fate["created again"]++
 	}
-	return x.create()
+	return err
 }
 
 // deaths are what happens to a container, or beside it.
@@ -251,7 +257,7 @@ var deaths = map[string]func(*walkLane, ledger.Record) error{
 	},
 	"one of the node's": func(x *walkLane, _ ledger.Record) error {
 		list := slices.DeleteFunc(x.processes(), func(p process) bool {
-			return !slices.Contains([]string{"cgpu-arbiter", "cgpu-rescue", "cgpu-hook", "cgpu-refresh", "cgpu-runtime"}, p.name)
+			return !slices.Contains([]string{"cgpu-arbiter", "cgpu-rescue", "cgpu-hook", "cgpu-refresh"}, p.name)
 		})
 		if len(list) > 0 {
 			p := list[x.random.IntN(len(list))]
