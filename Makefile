@@ -70,7 +70,7 @@ integration: build ## conformance suite and the commands in the docs: real docke
 	@# cgpu install is tried with the machine's engines and with today's; other tests need not wait for these.
 	$(if $(RUN),$(if $(findstring Install,$(RUN)),$(ENGINES)),$(ENGINES)) hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 60m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
 	hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 30m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/ ./test/slurm/ ./test/bench/
-	CGPU_BIN=$(abspath $(BIN)) go test -tags integration -count 1 -timeout $(if $(CGPU_FAULTS)$(CGPU_CHURN),6h,30m) $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/faults/
+	CGPU_BIN=$(abspath $(BIN)) go test -tags integration -count 1 -timeout $(if $(CGPU_FAULTS)$(CGPU_CHURN)$(CGPU_OPERATIONS),6h,30m) $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/faults/
 
 kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
 	@test/kubernetes/build.sh node

@@ -169,7 +169,7 @@ func (b *books) note(x entity) {
 	}
 }
 
-// end has an entity's entry taken away, for good unless another one refers to it again.
+// end has an entity's entry taken away, for good.
 func (b *books) end(x entity) {
 	if b == nil {
 		return
@@ -219,7 +219,8 @@ func encoded(v any) []byte {
 	return text
 }
 
-// bookRef is how an image names another entity, which has an entry from then on; 0: there is none.
+// bookRef is how an image names another entity, which has an entry from then on; 0: there is none. One that has ended stays out of the
+// books: then what refers to it has ended, too, since it was noted, and the same commit takes it away.
 func bookRef[T any, P interface {
 	*T
 	entity
@@ -229,8 +230,7 @@ func bookRef[T any, P interface {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if e := x.booked(); e.id == 0 || e.ended {
-		e.ended = false
+	if e := x.booked(); e.id == 0 && !e.ended {
 		b.noteLocked(x)
 	}
 	return int(x.booked().id)

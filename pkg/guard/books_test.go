@@ -238,3 +238,40 @@ func TestWalkBooks(t *testing.T) {
 		t.Errorf("only %d comparisons", w.booked.seen)
 	}
 }
+
+// endsMeanwhile refers to another entity, and both end while its image is made: of a commit, in which they have been noted.
+type endsMeanwhile struct {
+	entry
+	of *endsMeanwhile
+}
+
+func (*endsMeanwhile) bookKind() uint8 { return bookMap }
+
+func (x *endsMeanwhile) image(b *books) any {
+	if x.of == nil {
+		return nil
+	}
+	b.end(x)
+	b.end(x.of)
+	return bookRef(b, x.of)
+}
+
+// TestBooksEndedMeanwhile: what has ended is not in the books again because what referred to it was about to be written.
+func TestBooksEndedMeanwhile(t *testing.T) {
+	r := newRig(t)
+	b := r.keepBooks(0)
+	x := &endsMeanwhile{of: new(endsMeanwhile)}
+	for _, e := range []*endsMeanwhile{x.of, x} {
+		r.guard.books.note(e)
+		r.guard.books.commit(nil)
+	}
+	entries, err := b.entries(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, text := range entries {
+		if key.Kind == bookMap {
+			t.Errorf("entry %d is left: %s", key.ID, text)
+		}
+	}
+}

@@ -329,7 +329,7 @@ func (n *node) quiet() error {
 			return fmt.Errorf("a mount is left: %s", line)
 		}
 	}
-	for _, of := range []string{n.id("tenant"), "*/" + n.id("tenant")} {
+	for _, of := range []string{n.id("tenant*"), "*/" + n.id("tenant*")} {
 		if left, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", of)); len(left) > 0 {
 			return fmt.Errorf("a cgroup is left: %s", left[0])
 		}

@@ -33,8 +33,8 @@ type Options struct {
 	Patience time.Duration
 }
 
-// Stats is what came of a list.
-type Stats struct{ Made, Refused, LeftOut int }
+// Stats is what came of a list's operations. Unanswered are calls for which there is no guard any more.
+type Stats struct{ Made, Refused, LeftOut, Unanswered int }
 
 // walk is a list while it is carried out: who has what.
 type walk struct {
@@ -203,6 +203,9 @@ func (w *walk) begin(op Op) (end func() (string, error), err error) {
 		switch {
 		case a.ID == 0:
 			return "the process has ended", nil
+		case a.Errno == syscall.ENOSYS: // what the kernel says without a guard
+			w.stats.Unanswered++
+			return "nobody answers", nil
 		case a.Errno != 0:
 			w.stats.Refused++
 			return "errno " + a.Errno.Error(), nil

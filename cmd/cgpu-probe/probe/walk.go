@@ -78,7 +78,7 @@ func cmdWalk(args []string) error {
 		if err != nil {
 			return fmt.Errorf("seed %#x: %w", *seed, err)
 		}
-		print("list=%#x made=%d refused=%d left_out=%d", *seed, stats.Made, stats.Refused, stats.LeftOut)
+		print("list=%#x made=%d refused=%d left_out=%d unanswered=%d", *seed, stats.Made, stats.Refused, stats.LeftOut, stats.Unanswered)
 		if time.Since(began) > *how {
 			return nil
 		}
