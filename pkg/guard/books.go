@@ -417,18 +417,18 @@ func (p *process) image(*books) any {
 // ownProcess is the guard's own part.
 type ownProcess struct {
 	entry
-	guard *Guard
+	guard   *Guard
+	sockets handover.Process // nothing but those, and the connection to a simulated driver
 }
 
 func (x *ownProcess) image(*books) any {
-	g, p := x.guard, handover.Process{}
+	g, p := x.guard, x.sockets
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.processState(&p)
 	for l := range g.filters {
 		p.Listeners = append(p.Listeners, l.fd)
 	}
-	p.Seccomp, p.Control, p.Sim = g.socketFDs[0], g.socketFDs[1], g.socketFDs[2]
 	return p
 }
 

@@ -28,7 +28,6 @@ type Guard struct {
 	own        ownProcess
 	keep       *keep
 	fallen     *Fallen // the guard in whose place this one goes on, which was killed; nil: there was none
-	socketFDs  [3]int  // descriptors of the sockets, and of the connection to a simulated driver, with mu
 	cfg        Config
 	log        *slog.Logger
 	driver     Driver

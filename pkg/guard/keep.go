@@ -5,6 +5,7 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -52,7 +53,7 @@ func (g *Guard) beginBooks(before *keeper.Memory) {
 	if !g.cfg.Settings.Keeper {
 		return
 	}
-	err := g.findSockets()
+	_, err := g.findSockets()
 	if err == nil {
 		err = g.newKeep(before)
 	}
@@ -104,21 +105,27 @@ func (g *Guard) newKeep(before *keeper.Memory) (err error) {
 	return nil
 }
 
-// findSockets notes descriptors that are in objects of package net.
-func (g *Guard) findSockets() (err error) {
-	for i, s := range []syscall.Conn{g.sockets.Seccomp, g.sockets.Control} {
-		if g.socketFDs[i], err = descriptor(s); err != nil {
-			return err
+// findSockets notes descriptors that are in objects of package net. idle: no call of a simulated driver is under way.
+func (g *Guard) findSockets() (idle bool, err error) {
+	g.mu.Lock() // the books read it
+	defer g.mu.Unlock()
+	p := &g.own.sockets
+	for _, x := range []struct {
+		of syscall.Conn
+		to *int
+	}{{g.sockets.Seccomp, &p.Seccomp}, {g.sockets.Control, &p.Control}} {
+		if *x.to, err = descriptor(x.of); err != nil {
+			return false, err
 		}
 	}
-	if d, ok := g.driver.(handsOver); ok {
-		conn, _, ok := d.State()
-		if !ok {
-			return errors.New("a call of the simulated driver is under way")
-		}
-		g.socketFDs[2], err = descriptor(conn)
+	d, ok := g.driver.(handsOver)
+	if !ok {
+		return true, nil
 	}
-	return err
+	conn, last, idle := d.State()
+	p.SimNext = last
+	p.Sim, err = descriptor(conn)
+	return idle, err
 }
 
 // start makes a keeper, and another one when that ends.
@@ -163,7 +170,9 @@ func (k *keep) ended(p *keeper.Process) {
 
 // lost: the next guard would know less than there is, or there would be none. So nobody goes on.
 func (k *keep) lost(err error) {
-	k.useless.Store(true)
+	if k.useless.Swap(true) {
+		return
+	}
 	k.memory.Ended().Store(1)
 	k.guard.log.Error("should this guard be killed, nobody goes on in its place", "err", err)
 	k.guard.events.Note(event.Event{Kind: event.Warning, Text: "the keeper is of no use any more: " + err.Error()})
@@ -223,13 +232,17 @@ func (g *Guard) newScratch() (*arena, *flight, error) {
 		mem, err := newArena()
 		return mem, nil, err
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if len(k.free) == 0 {
-		return nil, nil, errors.New("too many calls are under way")
+	n, ok := k.takeFlight()
+	if !ok {
+		if g.letGoOfSpares() > keeper.MaxFlights { // in each of them somebody waits for calls, with a flight: there will never be one
+			k.lost(fmt.Errorf("the container has more than %d filters", keeper.MaxFlights))
+			mem, err := newArena()
+			return mem, nil, err
+		}
+		if n, ok = k.takeFlight(); !ok {
+			return nil, nil, errors.New("too many calls are under way")
+		}
 	}
-	n := k.free[len(k.free)-1]
-	k.free = k.free[:len(k.free)-1]
 	f, body := flightAt(k.memory.Flight(n))
 	return &arena{mem: body, release: func() {
 		f.received(0)
@@ -239,4 +252,26 @@ func (g *Guard) newScratch() (*arena, *flight, error) {
 		defer k.mu.Unlock()
 		k.free = append(k.free, n)
 	}}, f, nil
+}
+
+func (k *keep) takeFlight() (n int, ok bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.free) == 0 {
+		return 0, false
+	}
+	n = k.free[len(k.free)-1]
+	k.free = k.free[:len(k.free)-1]
+	return n, true
+}
+
+// letGoOfSpares gives back what workers at rest have, of all filters, and says how many filters there are.
+func (g *Guard) letGoOfSpares() int {
+	g.mu.Lock()
+	filters := slices.Collect(maps.Keys(g.filters))
+	g.mu.Unlock()
+	for _, l := range filters {
+		l.unmapSpares()
+	}
+	return len(filters)
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/guard/journal"
+	"github.com/opencgpu/cgpu/pkg/guard/keeper"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -70,6 +71,42 @@ func held(t *testing.T, g *Guard) int64 {
 		t.Fatal(err)
 	}
 	return st.Blocks * 512
+}
+
+// TestManyFilters: a filter that comes when the workers of others have all flights has a worker all the same: it takes what those have that
+// are at rest, and where there are more filters than flights, nobody goes on should the guard be killed.
+func TestManyFilters(t *testing.T) {
+	for name, x := range map[string]struct {
+		filters int
+		useless bool
+	}{"spares": {keeper.MaxFlights / 4, false}, "filters": {keeper.MaxFlights + 1, true}} {
+		t.Run(name, func(t *testing.T) {
+			g := newKept(t, &inProcess{})
+			var list []*listener
+			for range x.filters {
+				l := &listener{guard: g, spare: make(chan *worker, 4)}
+				g.filters[l] = true
+				list = append(list, l)
+			}
+			for i := range keeper.MaxFlights {
+				mem, f, err := g.newScratch()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !x.useless {
+					list[i%len(list)].parkWorker(&worker{mem: mem, flight: f})
+				}
+			}
+			mem, _, err := g.newScratch()
+			if err != nil {
+				t.Fatal(err)
+			}
+			mem.unmap()
+			if got := g.keep.memory.Ended().Load() != 0; got != x.useless {
+				t.Errorf("nobody is to go on: %v, want %v", got, x.useless)
+			}
+		})
+	}
 }
 
 // told is closed with the first line of a log.

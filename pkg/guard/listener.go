@@ -156,15 +156,20 @@ func (l *listener) close() {
 		l.guard.books.note(&l.guard.own)
 		l.guard.mu.Unlock()
 		l.guard.books.close(l.fd)
-		for {
-			select {
-			case w := <-l.spare:
-				w.mem.unmap()
-			default:
-				return
-			}
-		}
+		l.unmapSpares()
 	})
+}
+
+// unmapSpares lets go of workers at rest.
+func (l *listener) unmapSpares() {
+	for {
+		select {
+		case w := <-l.spare:
+			w.mem.unmap()
+		default:
+			return
+		}
+	}
 }
 
 // receive waits for a notification. False: no task has the filter any more.

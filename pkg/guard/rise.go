@@ -146,6 +146,7 @@ func (g *Guard) mayGoOn(f *Fallen) error {
 // rise begins where the other guard has stopped. Its memory is let go of when this one's is complete.
 func (g *Guard) rise() {
 	f := g.fallen
+	g.fallen = nil // or all that it has would be kept for as long as this guard
 	g.freeUnknownHandles(f)
 	g.endOldClients()
 	g.closeRights(f.Memory.Rights())

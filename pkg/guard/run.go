@@ -49,6 +49,7 @@ func (g *Guard) Run(s Sockets) error {
 	case g.taken != nil:
 		g.startKeeping()
 		g.goOn(g.taken)
+		g.taken = nil
 	default:
 		g.startKeeping()
 		g.watchLauncher()

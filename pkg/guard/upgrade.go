@@ -276,14 +276,17 @@ func (g *Guard) stateAtRest(conn *net.UnixConn, filters []*listener) (*handover.
 	if err != nil {
 		return nil, busy(err.Error())
 	}
-	p := &state.Process
-	for _, x := range []struct {
-		of syscall.Conn
-		to *int
-	}{{g.sockets.Seccomp, &p.Seccomp}, {g.sockets.Control, &p.Control}, {conn, &p.Reply}} {
-		if *x.to, err = descriptor(x.of); err != nil {
-			return nil, err
-		}
+	idle, err := g.findSockets()
+	switch {
+	case err != nil:
+		return nil, err
+	case !idle:
+		return nil, busy("a call of the simulated driver is under way")
+	}
+	p, own := &state.Process, &g.own.sockets
+	p.Seccomp, p.Control, p.Sim, p.SimNext = own.Seccomp, own.Control, own.Sim, own.SimNext
+	if p.Reply, err = descriptor(conn); err != nil {
+		return nil, err
 	}
 	for _, l := range filters {
 		if l.dead.Load() {
@@ -291,26 +294,12 @@ func (g *Guard) stateAtRest(conn *net.UnixConn, filters []*listener) (*handover.
 		}
 		p.Listeners = append(p.Listeners, l.fd)
 	}
-	return state, g.simulated(p)
+	return state, nil
 }
 
 // handsOver is a driver that has a connection.
 type handsOver interface {
 	State() (conn syscall.Conn, last uint64, ok bool)
-}
-
-func (g *Guard) simulated(p *handover.Process) (err error) {
-	d, ok := g.driver.(handsOver)
-	if !ok {
-		return nil
-	}
-	conn, last, ok := d.State()
-	if !ok {
-		return busy("a call of the simulated driver is under way")
-	}
-	p.SimNext = last
-	p.Sim, err = descriptor(conn)
-	return err
 }
 
 // TakeOver makes the guard that goes on with a state. It changes nothing that another program could not go on with: until Run.

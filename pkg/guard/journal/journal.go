@@ -17,7 +17,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -236,12 +235,3 @@ func apply(entries map[Key][]byte, b []byte) bool {
 	}
 	return true
 }
-
-// Map maps a memory file for as long as the process lives.
-func Map(f *os.File, size int) ([]byte, error) {
-	b, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	return b, os.NewSyscallError("mmap", err)
-}
-
-// Word is a word of mapped memory.
-func Word(b []byte, off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&b[off:][:4][0])) }
