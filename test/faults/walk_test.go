@@ -410,10 +410,11 @@ func (x *walkLane) all() (list []int) {
 // look compares the books: when all tenants have stopped, and when all have ended.
 func (k *killing) look() error {
 	for end, whom := range []func(*walkLane) []int{(*walkLane).all, (*walkLane).tenants} {
-		begin, last := time.Now(), ""
+		begin, last, took := time.Now(), "", time.Duration(0) // until the look that they agreed at began: one takes a while itself
 		var said []string
 		if err := k.eventually(func() error {
 			k.send([]unix.Signal{unix.SIGSTOP, unix.SIGKILL}[end], whom) // again: they may start others
+			took = time.Since(begin)
 			err := k.agree(end == 1)
 			if err != nil && err.Error() != last {
 				last = err.Error()
@@ -423,7 +424,6 @@ func (k *killing) look() error {
 		}); err != nil {
 			return fmt.Errorf("%w; before: %v", err, said)
 		}
-		took := time.Since(begin)
 		if len(k.agreed[end]) == 0 || took > slices.Max(k.agreed[end]) {
 			k.late[end] = said
 		}
