@@ -69,7 +69,7 @@ func (s *State) Descriptors() (fds []int) {
 		}
 	}
 	p := &s.Process
-	add(p.Seccomp, p.Control, p.Tally, p.Sim, p.Reply)
+	add(p.Seccomp, p.Control, p.Tally, p.Ledger, p.Sim, p.Reply)
 	add(p.Listeners...)
 	add(p.GPUNodes...)
 	add(p.Held...)
