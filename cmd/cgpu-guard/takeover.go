@@ -75,9 +75,6 @@ func takeMain(args []string) error {
 		return err
 	}
 	t.Keep()
-	if err := handover.MakeOrdinary(); err != nil {
-		log.Error("the guard runs before ordinary processes", "err", err)
-	}
 	_ = os.WriteFile("/proc/self/comm", []byte("cgpu-guard"), 0) // it was executed by the number of a descriptor
 	tune()
 	if t.Failed != "" {

@@ -178,12 +178,13 @@ func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.
 		return tried, fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
 	}
 	stall, err = g.atRest(conn, window, func(s *handover.State) error {
-		defer func() { _ = handover.MakeOrdinary() }() // each process may
-		if err := trial.MakeUrgent(); err != nil {
+		ordinary, err := trial.MakeUrgent()
+		if err != nil {
 			return fmt.Errorf("become urgent: %w", err)
 		}
+		defer ordinary()
 		p := &s.Process
-		p.Tried, p.Tries, p.Trial, p.Keeper = int64(tried), tries, trial.PID(), g.keep.pid()
+		p.Tried, p.Tries, p.Trial, p.Keeper, p.Nice = int64(tried), tries, trial.PID(), g.keep.pid(), trial.Nice()
 		g.gpuTime.LetGoOfPages()
 		if err := writeState(trial, s); err != nil {
 			return err

@@ -58,6 +58,7 @@ type Trial struct {
 	program *os.File
 	state   *os.File // memory that both have
 	size    int      // of the state in it
+	nice    int      // of this process, while it is not urgent
 	cmd     *exec.Cmd
 	answers *os.File
 	lines   *bufio.Reader
@@ -71,6 +72,9 @@ type Trial struct {
 // collection on, until execve(2) in the child has returned, and that may take as long as the program's file system hangs.
 func Try(program *os.File) (_ *Trial, err error) {
 	t := &Trial{program: program}
+	if t.nice, err = niceOf(os.Getpid()); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			t.Close()
@@ -207,7 +211,7 @@ func (t *Trial) end() {
 		_ = t.cmd.Process.Kill()
 		go func(cmd *exec.Cmd) {
 			_ = cmd.Wait()
-			_ = MakeOrdinary() // should it have made urgent who did not wait for that any more
+			_ = renice(os.Getpid(), t.nice) // should it have made urgent who did not wait for that any more
 		}(t.cmd)
 		t.cmd = nil
 	}
@@ -306,13 +310,12 @@ func serveRequest(request string, state *os.File, restore func(*State) error) er
 	if strings.HasPrefix(request, urgentWord) {
 		return serveUrgent(request)
 	}
-	_ = MakeOrdinary() // it may have read one before
 	s, err := read(state)
 	if err == nil {
 		err = restore(s)
 	}
 	if err == nil {
-		_ = schedule(os.Getpid(), unix.SCHED_NORMAL, unix.SCHED_RR) // the next request comes while calls wait
+		_ = renice(os.Getpid(), urgentNice) // the next request comes while calls wait
 	}
 	return err
 }

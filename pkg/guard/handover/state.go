@@ -66,6 +66,7 @@ type Process struct {
 	Parked int64 `json:"parked,omitempty"`
 	Tried  int64 `json:"tried,omitempty"`
 	Tries  int   `json:"tries,omitempty"`
+	Nice   *int  `json:"nice,omitempty"` // the guard's nice value, while it is not urgent
 	Trial  int   `json:"trial,omitempty"`
 	Keeper int   `json:"keeper,omitempty"`
 

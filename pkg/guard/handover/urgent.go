@@ -9,17 +9,20 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // While the container's calls wait, each thread that has to run, if only to end, would wait for its turn on a busy machine. So from the
-// moment that the guard is at rest until the program that goes on serves, its threads run before ordinary ones (SCHED_RR). A guard has no
-// right to that, and must not: NVIDIA's driver gives more to who has it. The child by which the program was tried keeps that right, since
+// moment that the guard is at rest until the program that goes on serves, its threads are urgent: they have the least nice value. A guard has
+// no right to that, and must not: NVIDIA's driver gives more to who has it. The child by which the program was tried keeps that right, since
 // it makes no call for anybody. It is of the program that goes on: who makes a guard urgent is who makes it ordinary again.
+//
+// Not SCHED_RR, though it would come before whatever else: threads that begin under it have a timer slack of 0 for good, which nobody but
+// themselves, or who has CAP_SYS_NICE, can change, and a guard that fails to give it up has a processor for itself.
 
 const (
+	urgentNice = -20
 	urgentWord = "urgent " // and the guard's pid: what the child is asked to make so
 	urgentTime = 100 * time.Millisecond
 	// urgentBytes is how large the state of a guard may be that is made urgent: some tenths of a second of one processor. What a container
@@ -27,14 +30,24 @@ const (
 	urgentBytes = 1 << 20
 )
 
-// MakeUrgent has the child make this process' threads urgent. Of a child that is not urgent itself, because it may not be or is of a program
-// that knows nothing of this, it is not asked: calls would wait for it.
-func (t *Trial) MakeUrgent() error {
-	child, err := unix.SchedGetAttr(t.PID(), 0)
-	if err != nil || child.Policy != unix.SCHED_RR || t.size > urgentBytes {
+// MakeUrgent has the child make this process' threads urgent, until ordinary. A child that is not urgent itself, because it may not be or
+// is of a program that knows nothing of this, is not asked: calls would wait for it.
+func (t *Trial) MakeUrgent() (ordinary func(), err error) {
+	if nice, err := niceOf(t.PID()); err != nil || nice != urgentNice || t.size > urgentBytes {
+		return func() {}, nil
+	}
+	return func() { _ = renice(os.Getpid(), t.nice) }, t.ask(urgentWord+strconv.Itoa(os.Getpid()), urgentTime)
+}
+
+// Nice is this process' nice value, while it is not urgent.
+func (t *Trial) Nice() *int { return &t.nice }
+
+// MakeOrdinary is for the program that goes on, once it serves.
+func (p *Process) MakeOrdinary() error {
+	if p.Nice == nil { // the program before knew nothing of this
 		return nil
 	}
-	return t.ask(urgentWord+strconv.Itoa(os.Getpid()), urgentTime)
+	return renice(os.Getpid(), *p.Nice)
 }
 
 // serveUrgent is the child's part.
@@ -43,15 +56,17 @@ func serveUrgent(request string) error {
 	if err != nil || pid != os.Getppid() {
 		return errors.New("asked by another process than its parent")
 	}
-	return schedule(pid, unix.SCHED_NORMAL, unix.SCHED_RR)
+	return renice(pid, urgentNice)
 }
 
-// MakeOrdinary undoes MakeUrgent.
-func MakeOrdinary() error { return schedule(os.Getpid(), unix.SCHED_RR, unix.SCHED_NORMAL) }
+// niceOf is a process' nice value. The kernel's call has no negative numbers.
+func niceOf(pid int) (int, error) {
+	n, err := unix.Getpriority(unix.PRIO_PROCESS, pid)
+	return 20 - n, err
+}
 
-// schedule gives all threads of a process that have one policy another one, also those that begin meanwhile: who begins has the policy of
-// who begins it. Their nice values stay.
-func schedule(pid int, from, to uint32) error {
+// renice gives all threads of a process a nice value, also those that begin meanwhile: who begins has that of who begins it.
+func renice(pid, nice int) error {
 	done := map[string]bool{}
 	for more := true; more; {
 		more = false
@@ -64,30 +79,14 @@ func schedule(pid int, from, to uint32) error {
 				continue
 			}
 			done[thread.Name()], more = true, true
-			if err := scheduleThread(thread.Name(), from, to); err != nil && !errors.Is(err, unix.ESRCH) {
-				return err
+			tid, err := strconv.Atoi(thread.Name())
+			if err == nil {
+				err = unix.Setpriority(unix.PRIO_PROCESS, tid, nice)
+			}
+			if err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("nice value %d: %w", nice, err)
 			}
 		}
-	}
-	return nil
-}
-
-func scheduleThread(name string, from, to uint32) error {
-	tid, err := strconv.Atoi(name)
-	if err != nil {
-		return err
-	}
-	has, err := unix.SchedGetAttr(tid, 0)
-	if err != nil || has.Policy != from {
-		return err
-	}
-	var priority int32
-	if to == unix.SCHED_RR {
-		priority = 1
-	}
-	// Not sched_setattr(2), by which the nice value would have to be set, too.
-	if _, _, e := unix.Syscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), uintptr(to), uintptr(unsafe.Pointer(&priority))); e != 0 {
-		return os.NewSyscallError("sched_setscheduler", e)
 	}
 	return nil
 }

@@ -5,60 +5,73 @@ package handover
 import (
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
-// policies says how many threads of this process have a policy.
-func policies(t *testing.T, pid int) map[uint32]int {
+// nices are the nice values of this process' threads.
+func nices(t *testing.T) (list []int) {
 	t.Helper()
-	threads, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := map[uint32]int{}
 	for _, thread := range threads {
 		tid, _ := strconv.Atoi(thread.Name())
-		if attr, err := unix.SchedGetAttr(tid, 0); err == nil {
-			n[attr.Policy]++
+		if nice, err := niceOf(tid); err == nil && !slices.Contains(list, nice) {
+			list = append(list, nice)
 		}
 	}
-	return n
+	return list
 }
 
-// TestUrgent: the child makes all threads of the guard urgent, if it is itself, and whoever begins then is made ordinary again, too, with the
-// nice value that it had.
+// TestUrgent: the child makes all threads of the guard urgent, if it is itself. Afterwards all have the nice value that they had, also those
+// that have begun meanwhile.
 func TestUrgent(t *testing.T) {
 	testenv.NeedsRoot(t, "a process that runs before others")
-	var nice [2]int
-	nice[0], _ = unix.Getpriority(unix.PRIO_PROCESS, 0)
+	before := nices(t)
+	if len(before) != 1 {
+		t.Fatalf("nice values %v", before)
+	}
 	trial, err := Try(open(t, "/proc/self/exe"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer trial.Close()
-	if err := trial.MakeUrgent(); err != nil || policies(t, os.Getpid())[unix.SCHED_RR] != 0 {
-		t.Errorf("by a child that has tried nothing: %v, %v", err, policies(t, os.Getpid()))
+	same := func(when string, want int) {
+		t.Helper()
+		if now := nices(t); len(now) != 1 || now[0] != want {
+			t.Errorf("%s: nice values %v, want %d", when, now, want)
+		}
 	}
+	ask := func() (ordinary func()) {
+		t.Helper()
+		ordinary, err := trial.MakeUrgent()
+		if err != nil {
+			t.Error(err)
+		}
+		return ordinary
+	}
+	ask()
+	same("by a child that has tried nothing", before[0])
 	if err := tried(t, trial); err != nil {
 		t.Fatal(err)
 	}
-	may := policies(t, trial.PID())[unix.SCHED_RR] > 0 // not where the cgroup has no realtime
-	t.Logf("processes may be urgent: %v", may)
 	size := trial.size
 	trial.size = urgentBytes + 1
-	if err := trial.MakeUrgent(); err != nil || policies(t, os.Getpid())[unix.SCHED_RR] != 0 {
-		t.Errorf("with a large state: %v, %v", err, policies(t, os.Getpid()))
-	}
+	ask()
+	same("with a large state", before[0])
 	trial.size = size
-	if err := trial.MakeUrgent(); err != nil || may && policies(t, os.Getpid())[unix.SCHED_NORMAL] != 0 {
-		t.Errorf("%v, %v", err, policies(t, os.Getpid()))
+	want := before[0]
+	if nice, _ := niceOf(trial.PID()); nice == urgentNice { // as root may do almost everywhere
+		want = urgentNice
 	}
+	ordinary := ask()
+	same("while it is urgent", want)
 	stop := make(chan struct{})
 	for range 4 { // threads of their own, which begin now
 		go func() {
@@ -66,14 +79,18 @@ func TestUrgent(t *testing.T) {
 			<-stop
 		}()
 	}
-	if err := MakeOrdinary(); err != nil || policies(t, os.Getpid())[unix.SCHED_RR] != 0 {
-		t.Errorf("%v, %v", err, policies(t, os.Getpid()))
-	}
+	ordinary()
+	same("afterwards", before[0])
 	close(stop)
-	nice[1], _ = unix.Getpriority(unix.PRIO_PROCESS, 0)
-	if nice[0] != nice[1] {
-		t.Errorf("nice values %v", nice)
+	ask()
+	if err := (&Process{}).MakeOrdinary(); err != nil { // a state of a program that was never urgent
+		t.Error(err)
 	}
+	same("still", want)
+	if err := (&Process{Nice: trial.Nice()}).MakeOrdinary(); err != nil {
+		t.Error(err)
+	}
+	same("by the program that goes on", before[0])
 	if err := tried(t, trial); err != nil {
 		t.Errorf("once more: %v", err)
 	}
@@ -81,11 +98,8 @@ func TestUrgent(t *testing.T) {
 
 // TestUrgentHostile: nobody but its parent is made urgent by the child.
 func TestUrgentHostile(t *testing.T) {
-	for _, request := range []string{"urgent", "urgent ", "urgent 0", "urgent 1", "urgent -1", "urgent " + strconv.Itoa(os.Getpid()),
-		"urgent x", "urgent 99999999999999999999"} {
-		if os.Getppid() == 1 && request == "urgent 1" {
-			continue
-		}
+	for _, request := range []string{"urgent", "urgent ", "urgent 0", "urgent -1", "urgent " + strconv.Itoa(os.Getpid()), "urgent x",
+		"urgent 99999999999999999999"} {
 		if err := serveUrgent(request); err == nil || !strings.Contains(err.Error(), "than its parent") {
 			t.Errorf("%q: %v", request, err)
 		}
