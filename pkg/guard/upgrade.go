@@ -411,7 +411,8 @@ func (g *Guard) goOn(s *handover.State) {
 	}
 	go handover.Bury(s.Process.Trial)
 	go handover.Bury(s.Process.Keeper)
-	g.log.Info("this program goes on with the container", "stall", stallOf(s.Process), "tried", time.Duration(s.Process.Tried), "tries", s.Process.Tries)
+	g.log.Info("this program goes on with the container", "stall", stallOf(s.Process), "tried", time.Duration(s.Process.Tried),
+		"tries", s.Process.Tries)
 }
 
 // goOnWithRest begins again what was under way or due beside the container's calls.

@@ -14,9 +14,9 @@ import (
 )
 
 // While the container's calls wait, each thread that has to run, if only to end, would wait for its turn on a busy machine. So from the
-// moment that the guard is at rest until the program that goes on serves, its threads are urgent: they have the least nice value. A guard has
-// no right to that, and must not: NVIDIA's driver gives more to who has it. The child by which the program was tried keeps that right, since
-// it makes no call for anybody. It is of the program that goes on: who makes a guard urgent is who makes it ordinary again.
+// moment that the guard is at rest until the program that goes on serves, its threads are urgent: they have the least nice value. A guard
+// has no right to that, and must not: NVIDIA's driver gives more to who has it. The child by which the program was tried keeps that right,
+// since it makes no call for anybody. It is of the program that goes on: who makes a guard urgent is who makes it ordinary again.
 //
 // Not SCHED_RR, though it would come before whatever else: threads that begin under it have a timer slack of 0 for good, which nobody but
 // themselves, or who has CAP_SYS_NICE, can change, and a guard that fails to give it up has a processor for itself.

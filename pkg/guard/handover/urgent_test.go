@@ -29,8 +29,8 @@ func nices(t *testing.T) (list []int) {
 	return list
 }
 
-// TestUrgent: the child makes all threads of the guard urgent, if it is itself. Afterwards all have the nice value that they had, also those
-// that have begun meanwhile.
+// TestUrgent: the child makes all threads of the guard urgent, if it is itself. Afterwards all have the nice value that they had, also
+// those that have begun meanwhile.
 func TestUrgent(t *testing.T) {
 	testenv.NeedsRoot(t, "a process that runs before others")
 	before := nices(t)
