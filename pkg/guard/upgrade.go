@@ -123,10 +123,17 @@ func (g *Guard) upgrade(conn *net.UnixConn, a attempt) (answer api.Upgraded) {
 		return api.Upgraded{Done: true, Already: true}
 	}
 	var err error
+	untried, tried := true, time.Duration(0)
 	deadline := time.Now().Add(upgradeTime)
 	for window := firstWindow; ; window = min(2*window, lastWindow) {
 		answer.Tries++
-		answer.Stall, err = g.handOver(conn, a.trial, window, answer.Tries)
+		if untried { // once: to rest twice in one window is less likely
+			tried, err = g.tryState(conn, a.trial, window)
+			answer.Stall, untried = tried, err != nil
+		}
+		if !untried {
+			answer.Stall, err = g.become(conn, a.trial, window, handover.Process{Tried: int64(tried), Tries: answer.Tries})
+		}
 		if !errors.Is(err, errBusy) || time.Now().After(deadline) {
 			return refuse(err)
 		}
@@ -164,37 +171,40 @@ func isProgram(path string, info os.FileInfo) error {
 	return nil
 }
 
-// handOver has the program try the guard's state, and becomes it. It returns only if that fails; then all goes on. stall is for how long
-// calls waited at a time.
-//
-// The guard rests for each of the two: while the child is woken and makes a guard of the state, calls are served. What has changed by the
-// time that the program is executed is of the same kinds; could it not go on with that, it would give the process back.
-func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.Duration, tries int) (stall time.Duration, err error) {
-	tried, err := g.atRest(conn, window, func(s *handover.State) error { return writeState(trial, s) })
+// tryState has the program try the guard's state. The guard rests while that is written: calls are served while the child is woken and
+// makes a guard of it. stall is for how long they have waited.
+func (g *Guard) tryState(conn *net.UnixConn, trial *handover.Trial, window time.Duration) (stall time.Duration, err error) {
+	stall, err = g.atRest(conn, window, func(s *handover.State) error { return writeState(trial, s) })
 	if err != nil {
-		return tried, err
+		return stall, err
 	}
 	if err := trial.Read(); err != nil {
-		return tried, fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
+		return stall, fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
 	}
-	stall, err = g.atRest(conn, window, func(s *handover.State) error {
+	return stall, nil
+}
+
+// become has the guard become the program that has tried its state. It returns only if that fails; then all goes on. What has changed since
+// then is of the same kinds; could the program not go on with it, it would give the process back.
+func (g *Guard) become(conn *net.UnixConn, trial *handover.Trial, window time.Duration,
+	told handover.Process) (stall time.Duration, err error) {
+	return g.atRest(conn, window, func(s *handover.State) error {
 		ordinary, err := trial.MakeUrgent()
 		if err != nil {
 			return fmt.Errorf("become urgent: %w", err)
 		}
 		defer ordinary()
 		p := &s.Process
-		p.Tried, p.Tries, p.Trial, p.Keeper, p.Nice = int64(tried), tries, trial.PID(), g.keep.pid(), trial.Nice()
+		p.Tried, p.Tries, p.Trial, p.Keeper, p.Nice = told.Tried, told.Tries, trial.PID(), g.keep.pid(), trial.Nice()
 		g.gpuTime.LetGoOfPages()
 		if err := writeState(trial, s); err != nil {
 			return err
 		}
-		g.log.Info("the guard goes on as another program", "tries", tries)
+		g.log.Info("the guard goes on as another program", "tries", p.Tries)
 		killed := g.keep.stop() // that program has one of its own
 		defer g.keep.resume(killed)
 		return trial.Exec(s.Descriptors())
 	})
-	return max(tried, stall), err
 }
 
 func writeState(trial *handover.Trial, s *handover.State) error {
