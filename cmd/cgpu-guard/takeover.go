@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -18,10 +19,10 @@ import (
 )
 
 // tryMain makes a guard of another one's state, to see whether it can be done (cgpu upgrade). Nothing of the container is touched: it has
-// no descriptor of that guard's but the state, and no capability.
+// no descriptor of that guard's but the state, and no capability but the one to make that guard urgent (handover.Trial.MakeUrgent).
 func tryMain() {
 	tune()
-	err := cap.NewSet().SetProc()
+	err := keepNice()
 	if err == nil {
 		err = handover.ServeTry(func(s *handover.State) (err error) {
 			defer caught(&err)
@@ -33,6 +34,13 @@ func tryMain() {
 		fmt.Fprintln(os.Stderr, "cgpu-guard:", err)
 		os.Exit(1)
 	}
+}
+
+// keepNice drops all capabilities but CAP_SYS_NICE, which root may lack.
+func keepNice() error {
+	only := cap.NewSet()
+	has, err := cap.GetProc().GetFlag(cap.Permitted, cap.SYS_NICE)
+	return errors.Join(err, only.SetFlag(cap.Permitted, has, cap.SYS_NICE), only.SetFlag(cap.Effective, has, cap.SYS_NICE), only.SetProc())
 }
 
 // caught makes an error of a panic.

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -470,6 +472,41 @@ func TestReleaseBesideALateGuard(t *testing.T) {
 			t.Errorf("preload %v: the page: %v", preload, err)
 		}
 	}
+}
+
+// TestReleaseBesideALateInit: a container whose first process has not ended altogether is waited for longer: another one of its ID would be
+// refused.
+func TestReleaseBesideALateInit(t *testing.T) {
+	const nonce = "1111111111111111"
+	dir := t.TempDir()
+	t.Setenv("CGPU_RUN_DIR", dir)
+	init := exec.Command("sleep", "1000")
+	if err := init.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	time.AfterFunc(2*guardTime, func() {
+		_ = init.Process.Kill()
+		_ = init.Wait()
+		close(ended)
+	})
+	request := ledger.Request{
+		Record: ledger.Record{ID: "c", Nonce: nonce, GuardPID: os.Getpid(), InitPID: init.Process.Pid,
+			VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
+		GPUs: []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+	}
+	if _, err := ledger.Open(dir).Reserve(request); err != nil {
+		t.Fatal(err)
+	}
+	if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", nonce}, strings.NewReader("{}"), os.Stderr); err != nil {
+		t.Error(err)
+	}
+	request.Record.Nonce, request.Record.InitPID = "2222222222222222", 0
+	if _, err := ledger.Open(dir).Reserve(request); err != nil {
+		t.Error(err)
+	}
+	<-ended
 }
 
 // Of a guard that was killed, who finds its reservation tells; of one that has ended by itself, nobody needs to.

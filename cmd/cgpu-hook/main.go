@@ -162,7 +162,7 @@ func giveBack(nonce string) error {
 	l := ledger.Open(device.RunDir())
 	// A living guard does it itself, once the driver has the container's memory back; that takes a few milliseconds, or
 	// for as long as somebody outside holds it. It is worth waiting a little, so that what is asked for next finds room.
-	for deadline := time.Now().Add(guardTime); ; time.Sleep(2 * time.Millisecond) {
+	for begin := time.Now(); ; time.Sleep(2 * time.Millisecond) {
 		r, err := l.Get(nonce)
 		if err != nil {
 			break
@@ -171,7 +171,7 @@ func giveBack(nonce string) error {
 			tellLost(r)
 			break
 		}
-		if time.Now().After(deadline) {
+		if waited := time.Since(begin); waited > endTime || waited > guardTime && !r.ContainerLives() {
 			if r.Preload { // the simulated driver's, which gives back all but the page
 				return page.Remove(device.RunDir(), nonce)
 			}
@@ -198,8 +198,14 @@ func tellLost(r ledger.Record) {
 	}
 }
 
-// guardTime is how long release waits for the guard.
-const guardTime = 500 * time.Millisecond
+const (
+	// guardTime is how long release waits for the guard.
+	guardTime = 500 * time.Millisecond
+	// endTime is how long it does while the container's first process ends. For a low-level runtime that has ended with its first thread; the
+	// last one waits for all that is in its PID namespace, on a busy machine for longer, and a container of the same ID, which an engine may
+	// create as soon as this one is deleted, would be refused: it is in use.
+	endTime = 5 * time.Second
+)
 
 // setup prepares the container's file system for the driver's libraries.
 func setup(args []string, params string, stderr io.Writer) error {

@@ -80,6 +80,7 @@ type Guard struct {
 	preemptNotBefore time.Time  // when it may look again
 
 	gpuTime    *gpusched.Scheduler
+	ledgerFD   atomic.Int32   // by which it follows the ledger; 0: it does not
 	lastRecord *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
 	managed    managed
 	sentFDs    sentFDs

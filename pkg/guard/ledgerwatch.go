@@ -20,10 +20,7 @@ import (
 // waits in inotify(7), so a node where nothing is started or set costs nothing, and reads no more often than pace lets it.
 func (g *Guard) watchLedger(over <-chan struct{}) {
 	path := ledger.File(g.cfg.RunDir)
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
-	if err == nil {
-		_, err = unix.InotifyAddWatch(fd, filepath.Dir(path), unix.IN_MOVED_TO)
-	}
+	fd, err := g.followLedger(path)
 	if err != nil {
 		g.log.Error("cannot follow the ledger: `cgpu set` and `cgpu policy` reach this container only when it is started again", "err", err)
 		g.readLedger()
@@ -59,6 +56,22 @@ func (g *Guard) watchLedger(over <-chan struct{}) {
 		case <-time.After(p.next(time.Now())):
 		}
 	}
+}
+
+// followLedger has an inotify instance for the ledger: that of the program before, should this one have taken its place. To close one waits
+// for a worker of the kernel's, milliseconds on a busy machine, and so would execve(2) while the container's calls wait.
+func (g *Guard) followLedger(path string) (fd int, err error) {
+	if fd = int(g.ledgerFD.Load()); fd == 0 {
+		if fd, err = unix.InotifyInit1(unix.IN_CLOEXEC); err != nil {
+			return 0, err
+		}
+		if _, err = unix.InotifyAddWatch(fd, filepath.Dir(path), unix.IN_MOVED_TO); err != nil {
+			_ = unix.Close(fd)
+			return 0, err
+		}
+	}
+	g.ledgerFD.Store(int32(fd))
+	return fd, nil
 }
 
 // pace is how often a guard reads the ledger. All guards of a node read all of it after each change, 1.5 ms of a core each with 160

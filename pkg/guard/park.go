@@ -75,13 +75,20 @@ func (l *listener) settle() {
 	_, _, _ = unix.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
 }
 
-// awaitIdle waits until no worker is left. False: one is, after that time.
+// awaitIdle waits until no worker is left. False: one is, after that time. A thread that is woken just before it waits has to be woken
+// again, but less and less often: each signal is delivered before it can go on, and who traces it may take longer for one than the next is
+// away.
 func (l *listener) awaitIdle(until time.Time) bool {
+	wakes, pause := time.Now(), 50*time.Microsecond
 	for l.total.Load() > 0 {
-		if time.Now().After(until) {
+		now := time.Now()
+		if now.After(until) {
 			return false
 		}
-		l.wake()
+		if !now.Before(wakes) {
+			l.wake()
+			wakes, pause = now.Add(pause), min(2*pause, 10*time.Millisecond)
+		}
 		shortly()
 	}
 	return true

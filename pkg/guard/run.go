@@ -47,8 +47,13 @@ func (g *Guard) Run(s Sockets) error {
 	case g.fallen != nil:
 		g.rise()
 	case g.taken != nil:
-		g.startKeeping()
+		g.beginBooks(nil)
 		g.goOn(g.taken)
+		g.ledgerFD.Store(int32(g.taken.Process.Ledger))
+		if err := g.taken.Process.MakeOrdinary(); err != nil { // before there is a child
+			g.log.Error("the guard has a nice value that is for the time of a hand-over", "err", err)
+		}
+		g.startKeeper()
 		g.taken = nil
 	default:
 		g.startKeeping()

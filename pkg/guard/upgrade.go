@@ -122,12 +122,18 @@ func (g *Guard) upgrade(conn *net.UnixConn, a attempt) (answer api.Upgraded) {
 	if a.same {
 		return api.Upgraded{Done: true, Already: true}
 	}
+	var err error
+	untried, tried := true, time.Duration(0)
 	deadline := time.Now().Add(upgradeTime)
 	for window := firstWindow; ; window = min(2*window, lastWindow) {
 		answer.Tries++
-		begin := time.Now()
-		err := g.handOver(conn, a.trial, window, answer.Tries)
-		answer.Stall = time.Since(begin)
+		if untried { // once: to rest twice in one window is less likely
+			tried, err = g.tryState(conn, a.trial, window)
+			answer.Stall, untried = tried, err != nil
+		}
+		if !untried {
+			answer.Stall, err = g.become(conn, a.trial, window, handover.Process{Tried: int64(tried), Tries: answer.Tries})
+		}
 		if !errors.Is(err, errBusy) || time.Now().After(deadline) {
 			return refuse(err)
 		}
@@ -165,59 +171,96 @@ func isProgram(path string, info os.FileInfo) error {
 	return nil
 }
 
-// handOver brings the guard to rest, for a window at most, and becomes the program. It returns only if that fails; then all goes on.
-func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.Duration, tries int) error {
+// tryState has the program try the guard's state. The guard rests while that is written: calls are served while the child is woken and
+// makes a guard of it. stall is for how long they have waited.
+func (g *Guard) tryState(conn *net.UnixConn, trial *handover.Trial, window time.Duration) (stall time.Duration, err error) {
+	stall, err = g.atRest(conn, window, func(s *handover.State) error { return writeState(trial, s) })
+	if err != nil {
+		return stall, err
+	}
+	if err := trial.Read(); err != nil {
+		return stall, fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
+	}
+	return stall, nil
+}
+
+// become has the guard become the program that has tried its state. It returns only if that fails; then all goes on. What has changed since
+// then is of the same kinds; could the program not go on with it, it would give the process back.
+func (g *Guard) become(conn *net.UnixConn, trial *handover.Trial, window time.Duration,
+	told handover.Process) (stall time.Duration, err error) {
+	return g.atRest(conn, window, func(s *handover.State) error {
+		ordinary, err := trial.MakeUrgent()
+		if err != nil {
+			return fmt.Errorf("become urgent: %w", err)
+		}
+		defer ordinary()
+		p := &s.Process
+		p.Tried, p.Tries, p.Trial, p.Keeper, p.Nice = told.Tried, told.Tries, trial.PID(), g.keep.pid(), trial.Nice()
+		g.gpuTime.LetGoOfPages()
+		if err := writeState(trial, s); err != nil {
+			return err
+		}
+		g.log.Info("the guard goes on as another program", "tries", p.Tries)
+		killed := g.keep.stop() // that program has one of its own
+		defer g.keep.resume(killed)
+		return trial.Exec(s.Descriptors())
+	})
+}
+
+func writeState(trial *handover.Trial, s *handover.State) error {
+	b, err := handover.Encode(s)
+	if err == nil {
+		err = trial.Write(b)
+	}
+	if err != nil {
+		return fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
+	}
+	return nil
+}
+
+// atRest brings the guard to rest, for a window at most, and calls f with its state. Then all goes on. stall is for how long calls waited.
+func (g *Guard) atRest(conn *net.UnixConn, window time.Duration, f func(*handover.State) error) (stall time.Duration, err error) {
 	until := time.Now().Add(window)
 	g.doors.seccomp.close(g.sockets.Seccomp)
 	defer g.doors.seccomp.open(g.sockets.Seccomp)
 	g.doors.control.close(g.sockets.Control)
 	defer g.doors.control.open(g.sockets.Control)
 	if !g.doors.seccomp.awaitEmpty(0, until) || !g.doors.control.awaitEmpty(1, until) {
-		return busy("somebody has a connection to it")
+		return stall, busy("somebody has a connection to it")
 	}
 	g.awaitCalm(window)
 	until = time.Now().Add(window)
 	filters := g.parkAll()
+	parked := gpusched.Monotonic()
 	defer func() {
 		for _, l := range filters {
 			l.unpark()
 		}
+		stall = gpusched.Monotonic() - parked
 	}()
-	parked := gpusched.Monotonic()
 	for _, l := range filters {
 		if !l.awaitIdle(until) {
-			return busy("a call of the container's takes long")
+			return stall, busy("a call of the container's takes long")
 		}
 	}
 	for !g.work.TryLock() {
 		if time.Now().After(until) {
-			return busy("it looks at the container, or frees what the container had")
+			return stall, busy("it looks at the container, or frees what the container had")
 		}
 		shortly()
 	}
 	defer g.work.Unlock()
 	wake, ok := g.restGPUTime(until)
 	if !ok {
-		return busy("it shares out GPU time")
+		return stall, busy("it shares out GPU time")
 	}
 	defer wake()
 	state, err := g.stateAtRest(conn, filters)
 	if err != nil {
-		return err
+		return stall, err
 	}
-	p := &state.Process
-	p.Parked, p.Tries, p.Trial, p.Keeper = int64(parked), tries, trial.PID(), g.keep.pid()
-	b, err := handover.Encode(state)
-	if err == nil {
-		err = trial.Read(b)
-	}
-	if err != nil {
-		return fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
-	}
-	g.log.Info("the guard goes on as another program", "bytes", len(b), "tries", tries)
-	killed := g.keep.stop() // that program has one of its own
-	defer g.keep.resume(killed)
-	return trial.Exec(state.Descriptors())
+	state.Process.Parked = int64(parked)
+	return stall, f(state)
 }
 
 // awaitCalm waits, for a time at most, until no call is under way: the others would wait for it, too, once nobody takes up any.
@@ -271,7 +314,6 @@ func (g *Guard) stateAtRest(conn *net.UnixConn, filters []*listener) (*handover.
 	case g.pendingRoots.Load() > 0:
 		return nil, busy("an RM client is being made")
 	}
-	g.gpuTime.LetGoOfPages()
 	state, err := g.snapshot()
 	if err != nil {
 		return nil, busy(err.Error())
@@ -285,6 +327,7 @@ func (g *Guard) stateAtRest(conn *net.UnixConn, filters []*listener) (*handover.
 	}
 	p, own := &state.Process, &g.own.sockets
 	p.Seccomp, p.Control, p.Sim, p.SimNext = own.Seccomp, own.Control, own.Sim, own.SimNext
+	p.Ledger = int(g.ledgerFD.Load())
 	if p.Reply, err = descriptor(conn); err != nil {
 		return nil, err
 	}
@@ -367,8 +410,8 @@ func (g *Guard) goOn(s *handover.State) {
 	}
 	go handover.Bury(s.Process.Trial)
 	go handover.Bury(s.Process.Keeper)
-	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
-	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
+	g.log.Info("this program goes on with the container", "stall", stallOf(s.Process), "tried", time.Duration(s.Process.Tried),
+		"tries", s.Process.Tries)
 }
 
 // goOnWithRest begins again what was under way or due beside the container's calls.
@@ -430,5 +473,10 @@ func AnswerUpgrade(s *handover.State, failed string) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 	_ = json.NewEncoder(conn).Encode(api.Upgraded{Done: failed == "", Error: failed, Tries: s.Process.Tries,
-		Stall: gpusched.Monotonic() - time.Duration(s.Process.Parked)})
+		Stall: stallOf(s.Process)})
+}
+
+// stallOf is the longer one of the times that calls have waited.
+func stallOf(p handover.Process) time.Duration {
+	return max(time.Duration(p.Tried), gpusched.Monotonic()-time.Duration(p.Parked))
 }

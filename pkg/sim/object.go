@@ -61,8 +61,8 @@ type memory struct {
 	gpu    *gpu
 	size   quota.Bytes // as taken from the card
 	refs   int
-	lost   bool // it is never given back, see ref
-	pid    int32       // who allocated it
+	lost   bool  // it is never given back, see ref
+	pid    int32 // who allocated it
 	attr   uint32
 	hidden bool // a context's, or page tables of UVM's
 	mapped int  // UVM mappings

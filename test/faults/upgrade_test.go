@@ -176,12 +176,63 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	if os.Args[1] == handover.TryArg {
-		_ = handover.ServeTry(func(*handover.State) error { return nil })
+		_ = handover.ServeTry(func(*handover.State) error { return slowly() })
 		return
 	}
 	t, _ := handover.Take(os.Args[2:])
 	_ = t.Back(errors.New("it does not want to\x00" + strings.Repeat("!", 1<<20)))
 	os.Exit(1)
+}
+
+// slow is what TestMain's program is called where it tries a state for as long as the guard lets it, or until it is told (slow + ".on"). It
+// says when it begins (slow + ".tries").
+const slow = "slow"
+
+func slowly() error {
+	exe, err := os.Readlink("/proc/self/exe")
+	if err != nil || filepath.Base(exe) != slow {
+		return err
+	}
+	if err := os.WriteFile(exe+".tries", nil, 0o600); err != nil {
+		return err
+	}
+	for _, err = os.Stat(exe + ".on"); err != nil; _, err = os.Stat(exe + ".on") {
+		time.Sleep(5 * time.Millisecond)
+	}
+	return nil
+}
+
+// TestUpgradeServes: while another program tries the state, calls are served.
+func TestUpgradeServes(t *testing.T) {
+	n := newNode(t)
+	self, err := os.Executable()
+	must(t, err)
+	text, err := os.ReadFile(self)
+	must(t, err)
+	program := n.path(slow)
+	must(t, os.WriteFile(program, text, 0o755))
+	must(t, n.eventually(func() error { // the guard waits for two seconds, and the machine may be slow
+		_, _ = os.Remove(program+".tries"), os.Remove(program+".on")
+		over := make(chan []upgraded, 1)
+		go func() {
+			list, _ := n.upgrade("--program", program, n.id("neighbour"))
+			over <- list
+		}()
+		if err := n.eventually(func() error { _, err := os.Stat(program + ".tries"); return err }); err != nil {
+			return err
+		}
+		works := n.neighbourWorks()
+		var list []upgraded
+		select {
+		case list = <-over:
+			return fmt.Errorf("%v; it does not try the state any more: %+v", works, list)
+		default:
+		}
+		_ = os.WriteFile(program+".on", nil, 0o600)
+		<-over
+		return works
+	}))
+	must(t, n.neighbourWorks())
 }
 
 // wrongProgram is one that a guard cannot become, and why.

@@ -69,7 +69,7 @@ func (s *State) Descriptors() (fds []int) {
 		}
 	}
 	p := &s.Process
-	add(p.Seccomp, p.Control, p.Tally, p.Sim, p.Reply)
+	add(p.Seccomp, p.Control, p.Tally, p.Ledger, p.Sim, p.Reply)
 	add(p.Listeners...)
 	add(p.GPUNodes...)
 	add(p.Held...)
@@ -167,6 +167,7 @@ func (s *State) checkProcess(c *checker, gpus int) {
 	}
 	c.that(p.Trial >= 0, "process %d, by which the program was tried", p.Trial)
 	c.that(p.Keeper >= 0, "process %d, the keeper", p.Keeper)
+	c.that(p.Nice == nil || *p.Nice >= urgentNice && *p.Nice <= 19, "nice value")
 	c.that(p.InitPID > 0, "first process %d", p.InitPID)
 	if p.RM != nil {
 		c.that(len(p.RM.Devices) == gpus && len(p.RM.Subdevices) == gpus && len(p.BAR1) == gpus, "the guard's RM client has not %d GPUs", gpus)

@@ -56,6 +56,7 @@ func TestDecodeHostile(t *testing.T) {
 		"a descriptor twice":    {func(s *State) { s.Process.Control = s.Process.Seccomp }, "named twice"},
 		"a child that is none":  {func(s *State) { s.Process.Trial = -1 }, "process -1, by which"},
 		"a keeper that is none": {func(s *State) { s.Process.Keeper = -1 }, "process -1, the keeper"},
+		"a nice value too low":  {func(s *State) { n := -21; s.Process.Nice = &n }, "nice value"},
 		"no first process":      {func(s *State) { s.Process.InitPID = 0 }, "first process"},
 		"RM client without GPU": {func(s *State) { s.Process.RM.Devices = nil }, "RM client"},
 		"instance of no GPU":    {func(s *State) { s.Process.Instances = map[uint32]int{0: 7} }, "GPU 7"},

@@ -42,7 +42,7 @@ const (
 
 const (
 	helloTime = 10 * time.Second // for the program to be executed, and to say what it can read
-	tryTime   = 2 * time.Second  // for it to read the state, while calls wait, and
+	tryTime   = 2 * time.Second  // for it to read the state, and
 	tryBytes  = 16 << 20         // a second more for so many bytes
 	maxAnswer = 4096
 )
@@ -57,6 +57,8 @@ type hello struct {
 type Trial struct {
 	program *os.File
 	state   *os.File // memory that both have
+	size    int      // of the state in it
+	nice    int      // of this process, while it is not urgent
 	cmd     *exec.Cmd
 	answers *os.File
 	lines   *bufio.Reader
@@ -70,6 +72,9 @@ type Trial struct {
 // collection on, until execve(2) in the child has returned, and that may take as long as the program's file system hangs.
 func Try(program *os.File) (_ *Trial, err error) {
 	t := &Trial{program: program}
+	if t.nice, err = niceOf(os.Getpid()); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			t.Close()
@@ -164,18 +169,27 @@ func (t *Trial) answer(within time.Duration) (string, error) {
 	return line, nil
 }
 
-// Read has the child read the state, and make a guard of it that does nothing.
-func (t *Trial) Read(state []byte) error {
+// Write puts the state where the child, or the program that is executed, reads it.
+func (t *Trial) Write(state []byte) error {
 	if err := t.state.Truncate(0); err != nil {
 		return err
 	}
 	if _, err := t.state.WriteAt(state, 0); err != nil {
 		return fmt.Errorf("write the guard's state: %w", err)
 	}
-	if _, err := t.start.Write([]byte("go\n")); err != nil {
+	t.size = len(state)
+	return nil
+}
+
+// Read has the child read what was written, and make a guard of it that does nothing.
+func (t *Trial) Read() error { return t.ask("go", tryTime+time.Duration(t.size)*time.Second/tryBytes) }
+
+// ask has the child do something.
+func (t *Trial) ask(what string, within time.Duration) error {
+	if _, err := t.start.WriteString(what + "\n"); err != nil {
 		return fmt.Errorf("it ended early: %w", err)
 	}
-	line, err := t.answer(tryTime + time.Duration(len(state))*time.Second/tryBytes)
+	line, err := t.answer(within)
 	if err == nil && line != "ok" {
 		err = errors.New(line)
 	}
@@ -195,7 +209,10 @@ func (t *Trial) Close() {
 func (t *Trial) end() {
 	if t.cmd != nil {
 		_ = t.cmd.Process.Kill()
-		go func(cmd *exec.Cmd) { _ = cmd.Wait() }(t.cmd)
+		go func(cmd *exec.Cmd) {
+			_ = cmd.Wait()
+			_ = renice(os.Getpid(), t.nice) // should it have made urgent who did not wait for that any more
+		}(t.cmd)
 		t.cmd = nil
 	}
 }
@@ -278,12 +295,8 @@ func ServeTry(restore func(*State) error) error {
 	}
 	lines := bufio.NewScanner(listen)
 	for lines.Scan() {
-		s, err := read(state)
-		if err == nil {
-			err = restore(s)
-		}
 		text := "ok"
-		if err != nil {
+		if err := serveRequest(lines.Text(), state, restore); err != nil {
 			text = oneLine(err)
 		}
 		if _, err := fmt.Fprintln(say, text); err != nil {
@@ -291,6 +304,20 @@ func ServeTry(restore func(*State) error) error {
 		}
 	}
 	return nil
+}
+
+func serveRequest(request string, state *os.File, restore func(*State) error) error {
+	if strings.HasPrefix(request, urgentWord) {
+		return serveUrgent(request)
+	}
+	s, err := read(state)
+	if err == nil {
+		err = restore(s)
+	}
+	if err == nil {
+		_ = renice(os.Getpid(), urgentNice) // the next request comes while calls wait
+	}
+	return err
 }
 
 func read(f *os.File) (*State, error) {

@@ -84,7 +84,7 @@ func TestTry(t *testing.T) {
 					t.Errorf("where memory is short others end first: %s", adj)
 				}
 				for range 2 { // it may be asked again
-					if err = trial.Read(state(t, "v1")); err != nil {
+					if err = tried(t, trial); err != nil {
 						break
 					}
 				}
@@ -94,6 +94,14 @@ func TestTry(t *testing.T) {
 			}
 		})
 	}
+}
+
+func tried(t *testing.T, trial *Trial) error {
+	t.Helper()
+	if err := trial.Write(state(t, "v1")); err != nil {
+		return err
+	}
+	return trial.Read()
 }
 
 func open(t *testing.T, path string) *os.File {
@@ -256,7 +264,7 @@ func TestHeldTrial(t *testing.T) {
 	t.Setenv(modeEnv, "held")
 	trial, err := Try(open(t, "/proc/self/exe"))
 	if err == nil {
-		err = trial.Read(state(t, "v1"))
+		err = tried(t, trial)
 	}
 	if err != nil {
 		t.Fatal(err)

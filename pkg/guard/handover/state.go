@@ -46,6 +46,7 @@ type Process struct {
 	Control   int    `json:"control"`
 	Listeners []int  `json:"listeners"`
 	Tally     int    `json:"tally,omitempty"`
+	Ledger    int    `json:"ledger,omitempty"` // by which it is followed
 	Sim       int    `json:"sim,omitempty"`
 	SimNext   uint64 `json:"simNext,omitempty"` // the last request on it
 	GPUNodes  []int  `json:"gpuNodes,omitempty"`
@@ -58,12 +59,14 @@ type Process struct {
 	Buffers   []ContextBuffer   `json:"buffers,omitempty"`
 	Counts    map[string]uint64 `json:"counts,omitempty"`
 
-	// Reply is the connection of who asked for the hand-over, Parked when the container's calls began to wait (CLOCK_MONOTONIC), Tries
-	// how often they did. Trial is the child by which the program was tried, Keeper the guard's keeper before: both are killed (Bury); 0:
-	// there is none to wait for.
+	// Reply is the connection of who asked for the hand-over, Parked when the container's calls began to wait (CLOCK_MONOTONIC), Tried for
+	// how long they had waited shortly before, until the state for the child was written (ns), Tries how often both were done. Trial is the
+	// child by which the program was tried, Keeper the guard's keeper before: both are killed (Bury); 0: there is none to wait for.
 	Reply  int   `json:"reply,omitempty"`
 	Parked int64 `json:"parked,omitempty"`
+	Tried  int64 `json:"tried,omitempty"`
 	Tries  int   `json:"tries,omitempty"`
+	Nice   *int  `json:"nice,omitempty"` // the guard's nice value, while it is not urgent
 	Trial  int   `json:"trial,omitempty"`
 	Keeper int   `json:"keeper,omitempty"`
 
