@@ -242,6 +242,12 @@ func TestManyMaps(t *testing.T) {
 	two.file = followedUVM(t, g)
 	mapAt := func(c *fakeCall, base uint64) uint32 {
 		o, form := uvmCall(g, rm.UVMMapExternal, base, 2<<20, ctl)
+		memory := uint32(0x5d000000 + base>>32/64) // of one piece there are fewer (maxReferences)
+		if g.account.clients[fakeClient].objects[memory] == nil {
+			o := object{handle: memory, parent: fakeDevice, class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU}
+			g.account.addObject(fakeClient, o, 0, 0, 4096)
+		}
+		rm.PutU32(o, form.Object, memory)
 		c.do(rm.UVMMapExternal, o)
 		return rm.U32(o, form.Status)
 	}
