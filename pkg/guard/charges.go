@@ -110,14 +110,31 @@ func (a *account) releaseObject(o object) {
 // (memdescFree). The rest is for what the driver adds itself: an engine's context, a page table that UVM keeps.
 const maxReferences = 192
 
-// roomForReferences reports that n more may refer to memory. The caller's call is one already.
-func (a *account) roomForReferences(ch *charge, n int) bool {
+// roomForReferences reports that memory may be referred to as often as it is, calls under way with it, and more times besides, which count
+// as calls from then on.
+func (a *account) roomForReferences(ch *charge, more int) bool {
 	if ch == nil {
 		return true
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return ch.handles+ch.references+ch.calls-1+n <= maxReferences
+	n := ch.handles + ch.references + ch.calls
+	if n == 0 || n+more > maxReferences { // none: it has ended meanwhile
+		return false
+	}
+	ch.calls += more
+	return true
+}
+
+// roomForReferences is the account's, for a call that has acquired the memory as often as it refers to it, but for more times.
+func (c *trappedCall) roomForReferences(ch *charge, more int) bool {
+	if !c.guard.account.roomForReferences(ch, more) {
+		return false
+	}
+	for range more {
+		c.acquired = append(c.acquired, object{charge: ch})
+	}
+	return true
 }
 
 func (c *trappedCall) denyReferences() reply {

@@ -124,6 +124,9 @@ func (g *Guard) checkDebugPiece(c *trappedCall) plan {
 	if !ok || o.class != classSystem && (o.kind != rm.ClassVidmem || o.charge == nil) {
 		return answer(c.status(rm.StatusInvalidObject))
 	}
+	if g.isSecretlyUserShared(c.target(), c.controlClient(), o) { // the driver has a handle of its own on it meanwhile
+		return answer(c.denyUserShared())
+	}
 	return pass()
 }
 

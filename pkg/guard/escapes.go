@@ -106,7 +106,7 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if x.kind == rm.ClassUserShared {
 		return answer(c.denyUserShared())
 	}
-	if !g.account.roomForReferences(x.charge, 1) {
+	if !c.roomForReferences(x.charge, 0) {
 		return answer(c.denyReferences())
 	}
 	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||

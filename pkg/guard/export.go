@@ -48,7 +48,6 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	}
 	// What the file will hold, from position first on; nil for what takes no device memory.
 	var held []export
-	named := map[*charge]int{} // the same memory may be named again
 	for _, h := range objects {
 		o, ok := c.acquireObject(client, h)
 		if !ok {
@@ -59,8 +58,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			return answer(c.deny(rm.StatusNotSupported, "export", "denied the export of an object that is no memory",
 				"class", rm.ClassName(o.class)))
 		}
-		named[o.charge]++
-		if !g.account.roomForReferences(o.charge, named[o.charge]) {
+		if !c.roomForReferences(o.charge, 0) { // the same memory may be named again
 			return answer(c.denyReferences())
 		}
 		held = append(held, export{true, o.charge, o.kind == rm.ClassFabric, o.size})
@@ -91,10 +89,9 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			switch {
 			case !e.fabric && e.charge.onOtherGPU(gpu):
 				return answer(c.denyOtherGPU())
-			case !g.account.roomForReferences(e.charge, named[e.charge]+1):
+			case !c.roomForReferences(e.charge, 1):
 				return answer(c.denyReferences())
 			}
-			named[e.charge]++
 		}
 	}
 	p := plan{ask: true, commit: func() {

@@ -64,6 +64,9 @@ func (g *Guard) checkSemaphoreSurface(c *trappedCall) plan {
 			return answer(c.deny(rm.StatusInvalidArgument, "semaphores",
 				"denied a semaphore surface: its memory is not host memory made by RM_ALLOC, or is too large", "size", m.size, "max", maxSemaphores))
 		}
+		if !c.roomForReferences(m.charge, 0) {
+			return answer(c.denyReferences())
+		}
 		*kept = m.charge
 	}
 	return g.planObject(c, o)

@@ -82,6 +82,30 @@ func TestSemaphoreSurface(t *testing.T) {
 	}
 }
 
+// TestSurfacesOfOneMemory: the driver has a handle of its own on the memory of each semaphore surface, and counts them in a byte.
+func TestSurfacesOfOneMemory(t *testing.T) {
+	const class, memory, other, first = 0xda, 0x81, 0x82, 0x1000
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	f := newFakeCall(t, g, fakeControl)
+	f.hostMemory(memory, 4096)
+	f.hostMemory(other, 4096)
+	made := func(memory uint32, n int) uint32 {
+		p := make([]byte, 16)
+		rm.PutU32(p, rm.SemaphoreMemory, memory)
+		return f.alloc(first+uint32(n), class, p)
+	}
+	n := 0
+	for n < maxSurfaces && made(memory, n) == rm.StatusOK {
+		n++
+	}
+	if n+1 != maxReferences { // the memory's own handle
+		t.Errorf("%d surfaces", n)
+	}
+	if s := made(other, n); s != rm.StatusOK {
+		t.Errorf("of other memory: %s", rm.StatusName(s))
+	}
+}
+
 // TestContextDMA: only little host memory is mapped into the kernel by one, and it ends with its memory.
 func TestContextDMA(t *testing.T) {
 	const host, task, unknown, dma = 0x81, 0x82, 0x83, 0x90

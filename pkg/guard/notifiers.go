@@ -186,6 +186,12 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 	if !n.memory.isMemory() || gpu == noGPU {
 		return nil, rm.StatusInUse, 0
 	}
+	if g.isSecretlyUserShared(t, client, n.memory) {
+		return nil, rm.StatusInUse, 0
+	}
+	if !g.account.roomForReferences(n.memory.charge, 0) {
+		return nil, rm.StatusInsufficientResources, 0
+	}
 	own, err := g.guardClient()
 	if err != nil {
 		return nil, rm.StatusInsufficientResources, 0

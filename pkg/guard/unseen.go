@@ -115,6 +115,13 @@ func (c *trappedCall) isWhereSaid(client uint32, o object) bool {
 	return e == 0 && s == rm.StatusOK && parent == o.parent && !c.isUnseen(c.target(), client, o.handle)
 }
 
+// isSecretlyUserShared reports that what the task was let make, and the account has for host memory, is the page that all users of a GPU
+// share: a root alloc that became another call can have made that. The guard asks before it has a handle of its own on it, since the driver
+// counts that for good (classUserShared).
+func (g *Guard) isSecretlyUserShared(t Target, client uint32, o object) bool {
+	return (o.madeInTask || o.class == 0) && g.classOf(t, client, o.handle) == classUserShared
+}
+
 // handleInfo asks the driver about an object, on the file of its client.
 func (g *Guard) handleInfo(t Target, client, handle, what uint32) (result, status uint32, errno syscall.Errno) {
 	var p [handleInfoSize]byte

@@ -60,7 +60,11 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	defer c.calls.Unlock()
 	obj, ok := g.account.acquireObject(c, at.memory)
 	defer g.account.releaseObject(obj)
-	if !ok || obj.handle == 0 || obj.kind == rm.ClassUserShared || !g.account.roomForReferences(obj.charge, 1) || obj.charge != objectOf(ch).charge || off > userdPage-gpusched.UserWords {
+	if !ok || !obj.isMemory() || !g.account.roomForReferences(obj.charge, 0) || obj.charge != objectOf(ch).charge ||
+		off > userdPage-gpusched.UserWords {
+		return nil, errNoUserd
+	}
+	if g.isSecretlyUserShared(t, ch.Client, obj) {
 		return nil, errNoUserd
 	}
 	handle, s, e := own.NewHandle(), uint32(0), unix.Errno(0)

@@ -228,7 +228,7 @@ func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	if m.kind == rm.ClassUserShared {
 		return answer(c.denyUserShared())
 	}
-	if !g.account.roomForReferences(m.charge, len(maps)) {
+	if !c.roomForReferences(m.charge, len(maps)-1) {
 		return answer(c.denyReferences())
 	}
 	if m.charge.isFlexible() {

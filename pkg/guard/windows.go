@@ -63,8 +63,11 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	if g.account.onOtherGPU(client, memory, gpu) || m.kind == rm.ClassUserShared && g.account.gpuOf(client, memory) != gpu {
 		return answer(c.denyOtherGPU())
 	}
-	if !g.account.roomForReferences(m.charge, 1) {
+	if !c.roomForReferences(m.charge, 0) {
 		return answer(c.denyReferences())
+	}
+	if g.isSecretlyUserShared(c.target(), client, m) {
+		return answer(c.denyUserShared())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
 		return answer(c.status(rm.StatusInvalidLimit))

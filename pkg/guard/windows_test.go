@@ -4,6 +4,7 @@ package guard
 
 import (
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -188,6 +189,36 @@ func TestWindowIntoRegisters(t *testing.T) {
 				t.Errorf("class %#x, %s: %s, %d handles made, %d freed, %d mapped", x.class, name, rm.StatusName(s), dups, frees, maps)
 			}
 		}
+	}
+}
+
+// TestWindowBehindRecord: under a handle that the account has for host memory, which the task was to make, may be the page that all users
+// of the GPU share. The guard makes no handle on it, not even one that it frees: the driver counts that for good.
+func TestWindowBehindRecord(t *testing.T) {
+	u := &unseenObjects{classes: map[uint32]uint32{theirs: classUserShared}}
+	dups := 0
+	g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: func(t Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscDupObject {
+			dups++
+		}
+		return u.answer(t, call)
+	}}))
+	f := newFakeCall(t, g, fakeControl)
+	if rep := noteMemory(f, classSystem, fakeDevice, theirs); !rep.resume {
+		t.Fatalf("%+v", rep)
+	}
+	file, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	o := make([]byte, rm.MapMemorySize)
+	putWords(o, 0, fakeClient, fakeDevice, theirs)
+	rm.PutU64(o, rm.MapMemoryLength, 4096)
+	rm.PutU32(o, rm.MapMemoryFD, uint32(file.Fd()))
+	f.escape(rm.EscMapMemory, o)
+	if s := rm.U32(o, rm.MapMemoryStatus); s != rm.StatusNotSupported || dups != 0 {
+		t.Errorf("%s, %d handles made", rm.StatusName(s), dups)
 	}
 }
 
