@@ -65,11 +65,18 @@ func niceOf(pid int) (int, error) {
 	return 20 - n, err
 }
 
-// renice gives all threads of a process a nice value, also those that begin meanwhile: who begins has that of who begins it.
+// renice gives all threads of a process a nice value, also those that begin meanwhile: who begins has that of who begins it, and is seen a
+// moment later. So it looks until twice there is nobody new, but where calls wait for it: who is missed then is only slower.
 func renice(pid, nice int) error {
 	done := map[string]bool{}
-	for more := true; more; {
-		more = false
+	looks := 2
+	if nice == urgentNice {
+		looks = 1
+	}
+	for quiet := 0; quiet < looks; quiet++ {
+		if quiet > 0 {
+			time.Sleep(time.Millisecond)
+		}
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		if err != nil {
 			return err
@@ -78,7 +85,7 @@ func renice(pid, nice int) error {
 			if done[thread.Name()] {
 				continue
 			}
-			done[thread.Name()], more = true, true
+			done[thread.Name()], quiet = true, -1
 			tid, err := strconv.Atoi(thread.Name())
 			if err == nil {
 				err = unix.Setpriority(unix.PRIO_PROCESS, tid, nice)
