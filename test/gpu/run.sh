@@ -29,7 +29,7 @@ lacking() {
 	for lib in "$1"/*; do
 		[[ -e /usr/lib/x86_64-linux-gnu/${lib##*/} ]] || cp "$lib" /usr/lib/x86_64-linux-gnu/
 	done
-	ldconfig
+	flock /etc/ld.so.conf ldconfig # several streams of parallel.sh do this at once
 }
 lacking "$engines/lib"
 export PATH=$engines:$PATH CGPU_BIN=$cgpu CGPU_TEST_DRIVER=nvidia
