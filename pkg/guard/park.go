@@ -75,19 +75,24 @@ func (l *listener) settle() {
 	_, _, _ = unix.RawSyscall(unix.SYS_GETPID, 0, 0, 0)
 }
 
-// awaitIdle waits until no worker is left. False: one is, after that time. A thread that is woken just before it waits has to be woken
-// again, but less and less often: each signal is delivered before it can go on, and who traces it may take longer for one than the next is
-// away.
+// awaitIdle waits until no worker is left. False: one is, after that time. Workers wait one after the other. A thread that is woken just
+// before it waits has to be woken again, but less and less often: each signal is delivered before it can go on, and who traces it may take
+// longer for one than the next is away.
 func (l *listener) awaitIdle(until time.Time) bool {
-	wakes, pause := time.Now(), 50*time.Microsecond
+	var woken int32
+	var wakes time.Time
+	var pause time.Duration
 	for l.total.Load() > 0 {
 		now := time.Now()
 		if now.After(until) {
 			return false
 		}
-		if !now.Before(wakes) {
+		if thread := l.waiting.Load(); thread != woken || !now.Before(wakes) {
+			if thread != woken {
+				pause = 50 * time.Microsecond
+			}
 			l.wake()
-			wakes, pause = now.Add(pause), min(2*pause, 10*time.Millisecond)
+			woken, wakes, pause = thread, now.Add(pause), min(2*pause, 10*time.Millisecond)
 		}
 		shortly()
 	}

@@ -32,7 +32,7 @@ const (
 	classDebugger      = 0x83de // GT200_DEBUGGER
 )
 
-const userSharedSize = 8192 // of NV00DE_SHARED_DATA, about
+const userSharedSize = 2608 // of NV00DE_SHARED_DATA, as libcuda of 580.159.04 maps it
 
 // isChannel reports a *_CHANNEL_GPFIFO class: 0xa06f of Kepler up to 0xca6f of Blackwell.
 func isChannel(class uint32) bool { return class&0xff == 0x6f && class >= 0xa06f && class <= 0xcf6f }

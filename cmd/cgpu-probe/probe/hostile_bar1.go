@@ -61,11 +61,14 @@ func hostileBAR1(hostileOptions) error {
 
 // mapMemory is RM_MAP_MEMORY of a piece of device memory, on a new file of the GPU's: each has room for one mapping.
 func (c *client) mapMemory(object uint32, offset, length quota.Bytes) (fd int, address uint64, err error) {
-	return c.mapOn(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), object, offset, length)
+	return c.mapOn(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), object, offset, length, 0)
 }
 
+// mapReadOnly is NVOS33_FLAGS_ACCESS_READ_ONLY.
+const mapReadOnly = 1
+
 // mapOn is RM_MAP_MEMORY on a new file of a node: a GPU's for device memory, nvidiactl for other.
-func (c *client) mapOn(node string, object uint32, offset, length quota.Bytes) (fd int, address uint64, err error) {
+func (c *client) mapOn(node string, object uint32, offset, length quota.Bytes, flags uint32) (fd int, address uint64, err error) {
 	fd, err = syscall.Open(node, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, 0, fmt.Errorf("map: %w", err)
@@ -77,6 +80,7 @@ func (c *client) mapOn(node string, object uint32, offset, length quota.Bytes) (
 	rm.PutU64(b, rm.MapMemoryOffset, uint64(offset))
 	rm.PutU64(b, rm.MapMemoryLength, uint64(length))
 	rm.PutU32(b, rm.MapMemoryStatus, 0xbad)
+	rm.PutU32(b, rm.MapMemoryFlags, flags)
 	rm.PutU32(b, rm.MapMemoryFD, uint32(fd))
 	errno := c.call.escape(c.fd, rm.EscMapMemory, b)
 	if st := rm.U32(b, rm.MapMemoryStatus); errno != 0 || st != rm.StatusOK {

@@ -23,9 +23,8 @@ func hostileSharedPage(hostileOptions) error {
 		if err != nil {
 			return err
 		}
-		const length = 4 * quota.KiB
 		for i := range aroundTheByte {
-			fd, _, err := c.mapOn("/dev/nvidiactl", page, 0, length)
+			fd, _, err := c.mapOn("/dev/nvidiactl", page, 0, 256, mapReadOnly) // libcuda of 580 maps 2608 bytes
 			if err != nil {
 				return fmt.Errorf("mapping %d: %w", i+1, err)
 			}
