@@ -9,14 +9,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// The driver counts who refers to memory in a byte (MEMORY_DESCRIPTOR.Allocated). What has come around to 0 it takes for freed: it is mapped
-// for nobody any more, and never given back.
+// The driver counts who refers to memory in a byte (MEMORY_DESCRIPTOR.Allocated). What has come around to 0 it takes for freed: it is
+// mapped for nobody any more, and never given back.
 
 // aroundTheByte is more than that holds.
 const aroundTheByte = 300
 
-// hostileSharedPage maps the page that all users of a GPU share (RM_USER_SHARED_DATA), as each CUDA program does, more often than the driver
-// can count handles on it, which it never takes off again. One handle too many, and no CUDA program starts on that GPU.
+// hostileSharedPage maps the page that all users of a GPU share (RM_USER_SHARED_DATA), as each CUDA program does, more often than the
+// driver can count handles on it, which it never takes off again. One handle too many, and no CUDA program starts on that GPU.
 func hostileSharedPage(hostileOptions) error {
 	return withGPU(func(c *client) error {
 		page, err := c.alloc(c.subdevice, 0, 0xde, make([]byte, 8))
