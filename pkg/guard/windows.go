@@ -175,10 +175,11 @@ func (g *Guard) makeWindow(c *trappedCall, w *window, kind rm.ClassKind, parent,
 	return 0
 }
 
-// classUserShared is RM_USER_SHARED_DATA: a page of the GPU's that all its users map, to read. The driver counts each further handle on an
-// object of this class for good (memCopyConstruct_IMPL adds to MEMORY_DESCRIPTOR.Allocated, a byte, and gpushareddataDestruct_IMPL takes
-// nothing off): after 255 nobody on the machine can map the page any more, and no CUDA program starts on that GPU until the driver is
-// loaded anew. So nobody has such a handle, and for a window the guard makes an object of its own, for which the driver measures nothing.
+// classUserShared is RM_USER_SHARED_DATA (class/cl00de.h): a page of the GPU's that all its users map, to read. The driver counts each
+// further handle on an object of this class for good (memCopyConstruct_IMPL adds to MEMORY_DESCRIPTOR.Allocated, a byte, and
+// gpushareddataDestruct_IMPL takes nothing off): after 255 nobody on the machine can map the page any more, and no CUDA program starts on
+// that GPU until the driver is loaded anew. So nobody has such a handle, and for a window the guard makes an object of its own, for which
+// the driver measures nothing.
 const classUserShared = 0xde
 
 func (g *Guard) allocUserShared(own *rmclient.Client, handle, parent uint32) (status uint32) {

@@ -533,7 +533,7 @@ const (
 	DisableRewind   = 9 // a byte: drop what is queued
 	DisableClients  = 24
 	DisableChannels = 280
-	DisableMost     = 64
+	DisableMost     = 64 // NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES (ctrl2080fifo.h)
 
 	PreemptGroupWait    = 0 // 0xa06c0105: NVA06C_CTRL_PREEMPT_PARAMS, a byte each but for the timeout
 	PreemptGroupManual  = 1 // the timeout is the caller's

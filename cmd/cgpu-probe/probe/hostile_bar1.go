@@ -64,7 +64,7 @@ func (c *client) mapMemory(object uint32, offset, length quota.Bytes) (fd int, a
 	return c.mapOn(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), object, offset, length, 0)
 }
 
-// mapReadOnly is NVOS33_FLAGS_ACCESS_READ_ONLY.
+// mapReadOnly is NVOS33_FLAGS_ACCESS_READ_ONLY (nvos.h).
 const mapReadOnly = 1
 
 // mapOn is RM_MAP_MEMORY on a new file of a node: a GPU's for device memory, nvidiactl for other.

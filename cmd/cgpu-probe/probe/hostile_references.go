@@ -19,7 +19,7 @@ const aroundTheByte = 300
 // driver can count handles on it, which it never takes off again. One handle too many, and no CUDA program starts on that GPU.
 func hostileSharedPage(hostileOptions) error {
 	return withGPU(func(c *client) error {
-		page, err := c.alloc(c.subdevice, 0, 0xde, make([]byte, 8))
+		page, err := c.alloc(c.subdevice, 0, 0xde, make([]byte, 8)) // NV00DE_ALLOC_PARAMETERS
 		if err != nil {
 			return err
 		}
