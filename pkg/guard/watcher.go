@@ -41,11 +41,14 @@ func (w *watcher) run() {
 	events := make([]unix.EpollEvent, 16)
 	for {
 		n, err := unix.EpollWait(w.epfd, events, -1)
-		if err != nil && !errors.Is(err, unix.EINTR) {
+		if errors.Is(err, unix.EINTR) {
+			continue // nothing has happened, and what a guard needs to do something may not be there yet
+		}
+		if err != nil {
 			return
 		}
 		w.around(func() {
-			for _, e := range events[:max(n, 0)] {
+			for _, e := range events[:n] {
 				w.callBack(e.Fd)
 			}
 		})
