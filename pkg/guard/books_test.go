@@ -31,6 +31,7 @@ type bookTest struct {
 	rand    *rand.Rand
 	seen    int // comparisons
 	pieces  int // of a journal that were revived
+	commits int // after which the books were read
 }
 
 func (r *rig) keepBooks(seed uint64) *bookTest {
@@ -155,6 +156,37 @@ func (b *bookTest) tryCompare() error {
 	return nil
 }
 
+// watchCommits commits all the time what the guard has noted, until the test ends, and reads the books each time: a guard may be killed there.
+func (b *bookTest) watchCommits() (stop func() error) {
+	books, end, ended := b.r.guard.books, make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-end:
+				ended <- nil
+				return
+			default:
+			}
+			books.commit(nil)
+			books.commits.Lock() // the journal stays as it is
+			entries, err := b.entries(true)
+			books.commits.Unlock()
+			withSockets(entries)
+			if err == nil {
+				_, err = ReadBooks(entries)
+			}
+			if b.commits++; err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		close(end)
+		return <-ended
+	}
+}
+
 // letGo ends the thread and the goroutine of a guard that serves nobody: thousands of them are made.
 func letGo(g *Guard) {
 	if g == nil {
@@ -224,16 +256,21 @@ func TestWalkBooks(t *testing.T) {
 	}
 	w := newWalker(t, walkPatience)
 	w.booked = w.keepBooks(seed)
+	w.jitter.Store(int64(200 * time.Microsecond)) // the driver takes its time
+	stop := w.booked.watchCommits()
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); seed++ {
 		ops := walk.Generate(seed, walk.Kind{Steps: walkSteps, Procs: 3, Limit: uint64(testLimit), Malformed: seed%4 != 3})
 		if step, err := w.run(ops); err != nil {
 			t.Fatalf("seed %#x, step %d: %v", seed, step, err)
 		}
 	}
+	if err := stop(); err != nil {
+		t.Error("after a commit:", err)
+	}
 	if err := w.over(); err != nil {
 		t.Error(err)
 	}
-	t.Logf("%d comparisons, %d pieces", w.booked.seen, w.booked.pieces)
+	t.Logf("%d comparisons, %d pieces, %d commits", w.booked.seen, w.booked.pieces, w.booked.commits)
 	if w.booked.seen < 10 {
 		t.Errorf("only %d comparisons", w.booked.seen)
 	}

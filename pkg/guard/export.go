@@ -97,8 +97,8 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	p := plan{ask: true, commit: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		g.books.note(f) // before what it held ends
 		f.exports = g.setExports(f.exports, first, held)
-		g.books.note(f)
 		g.recordExport(c, f)
 	}}
 	done := 0 // what the file holds already when one is refused

@@ -67,10 +67,14 @@ func (d *inProcess) Exec(t Target, call *rm.Call) syscall.Errno {
 		}
 	}
 	e := d.s.Ioctl(sim.FileID(id), int32(t.PID), int32(t.TID), call)
+	d.wait()
+	return e
+}
+
+func (d *inProcess) wait() {
 	if n := d.jitter.Load(); n > 0 {
 		time.Sleep(time.Duration(rand.Int64N(n)))
 	}
-	return e
 }
 
 func (d *inProcess) OpenFile(kind rmclient.NodeKind, minor int) (uint32, error) {
@@ -79,7 +83,10 @@ func (d *inProcess) OpenFile(kind rmclient.NodeKind, minor int) (uint32, error) 
 	return uint32(id), err
 }
 
-func (d *inProcess) CloseFile(id uint32)   { _ = d.s.CloseFile(sim.FileID(id)) }
+func (d *inProcess) CloseFile(id uint32) {
+	_ = d.s.CloseFile(sim.FileID(id))
+	d.wait()
+}
 func (d *inProcess) CloseExport(id uint32) { _ = d.s.CloseExport(int32(id)) }
 func (d *inProcess) Close()                { _ = d.s.Close() }
 

@@ -63,6 +63,7 @@ func (g *Guard) fileClosed(f *file) {
 		f.pending = nil
 	}
 	f.exports = nil
+	g.books.note(f) // before what it held ends
 	f.mu.Unlock()
 	for _, e := range exports {
 		g.dropExport(e)

@@ -200,8 +200,9 @@ func (g *Guard) freeWhole(t Target, client, handle uint32, free func() (uint32, 
 func (a *account) keepWith(client, group uint32, kept []*window) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c := a.clients[client]; c != nil && c.objects[group] != nil {
-		c.objects[group].keptWindows = append(c.objects[group].keptWindows, kept...)
+	if o := a.clients[client].object(group); o != nil {
+		o.keptWindows = append(o.keptWindows, kept...)
+		a.books.note(o)
 		return
 	}
 	a.loosenLocked(kept...)

@@ -295,6 +295,7 @@ func (g *Guard) endWindow(client, memory uint32, address uint64) {
 func (g *Guard) endWindows() {
 	g.windowsMu.Lock() // who needs what another thread is freeing waits for it
 	defer g.windowsMu.Unlock()
+	var freed []*window
 	for _, w := range g.account.looseWindows() {
 		if w.gone = w.kept || !w.file.alive(g.files.self); !w.gone {
 			continue
@@ -303,11 +304,14 @@ func (g *Guard) endWindows() {
 			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
 			continue
 		}
-		g.account.unreserveWindow(w)
-		g.account.dropReference(w.charge)
+		freed = append(freed, w)
 	}
 	if g.account.removeGoneWindows() > 0 {
 		g.endWindowsLater()
+	}
+	for _, w := range freed {
+		g.account.unreserveWindow(w)
+		g.account.dropReference(w.charge)
 	}
 	g.endOldClients()
 }

@@ -509,8 +509,8 @@ func (k *killing) agree(end bool) error {
 	}
 	b, err := k.books()
 	if w := k.wantDriver; err == nil && end && (b.Used > w.Used || b.Groups > w.Groups || b.Exports > w.Exports || b.Clients > clients) {
-		return fmt.Errorf("the tenants have ended, and driver and page have %+v; want %+v, and %d clients, at most; %s", b,
-			w, clients, holders(s))
+		return fmt.Errorf("the tenants have ended, and driver and page have %+v; want %+v, and %d clients, at most; %s%s", b,
+			w, clients, holders(s), k.who())
 	}
 	return err
 }
@@ -523,6 +523,18 @@ func holders(s sim.Snapshot) string {
 			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID))
 			fmt.Fprintf(&text, "GPU %d: process %d (%s, %v) has %d objects and %v; ", g.Index, p.PID, bytes.TrimSpace(name), err, p.Objects, p.Bytes)
 		}
+	}
+	return text.String()
+}
+
+// who are the guards by the ledger, and the processes of ours.
+func (k *killing) who() string {
+	var text strings.Builder
+	for _, r := range k.records() {
+		fmt.Fprintf(&text, "%s (%s): guard %d, lives: %v; ", r.ID, r.Nonce, r.GuardPID, r.GuardLives())
+	}
+	for _, p := range k.processes() {
+		fmt.Fprintf(&text, "%d (%s, of %d); ", p.pid, p.name, p.parent)
 	}
 	return text.String()
 }
