@@ -63,7 +63,7 @@ func rise(f *guard.Fallen, before error, log *slog.Logger) (g *guard.Guard, sock
 		}
 		defer conn.Close()
 	}
-	d, err := driver.Revive(f.Config, conn)
+	d, err := driver.Revive(f.Config, conn, f.SimFiles())
 	if err != nil {
 		return nil, sockets, err
 	}

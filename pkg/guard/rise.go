@@ -66,6 +66,21 @@ func ReadFallen(fd int) (*Fallen, error) {
 	return f, f.checkDescriptors()
 }
 
+// SimFiles are what the books name of the simulated driver's files. Others it has to close, as keeper.Left does with descriptors: that guard
+// was about to write them down, as a file of an RM client of its own.
+func (f *Fallen) SimFiles() (list []uint32) {
+	for _, x := range f.Files {
+		list = append(list, x.Sim)
+	}
+	for _, x := range f.Process.OldRM {
+		list = append(list, x.File)
+	}
+	if f.Process.RM != nil {
+		list = append(list, f.Process.RM.File)
+	}
+	return list
+}
+
 // flights are those that hold a notification.
 func (f *Fallen) flights() (list []*flight) {
 	for i := range keeper.MaxFlights {

@@ -66,15 +66,19 @@ func Resume(f *os.File, last uint64) (*Conn, error) {
 }
 
 // Revive is Resume of a connection of a process that was killed, at whatever moment: requests may be under way, which it awaits, and of
-// answers that one may have read a piece.
-func Revive(f *os.File) (*Conn, error) {
+// answers that one may have read a piece. Files of the session but known are closed, as the kernel closes what nobody has open.
+func Revive(f *os.File, known []uint32) (*Conn, error) {
 	nc, err := net.FileConn(f)
 	if err != nil {
 		return nil, fmt.Errorf("sim: the connection of a process that was killed: %w", err)
 	}
 	c := &Conn{c: nc, pending: map[uint64]chan answer{}, next: rand.Uint64()>>1 | 1<<62} // which no request of that one had
 	r := bufio.NewReader(nc)
-	if err = writeFrame(nc, append(appendU64(nil, c.next), opBarrier)); err == nil {
+	frame := appendU32(append(appendU64(nil, c.next), opBarrier), uint32(len(known)))
+	for _, id := range known {
+		frame = appendU32(frame, id)
+	}
+	if err = writeFrame(nc, frame); err == nil {
 		err = skipPast(r, appendU32(appendU64(appendU32(nil, 12), c.next), 0))
 	}
 	if err != nil {

@@ -275,6 +275,19 @@ func (s *Session) CloseFile(id FileID) error {
 	return nil
 }
 
+// CloseOthers closes all files of the session but some.
+func (s *Session) CloseOthers(known []FileID) {
+	d := s.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tick()
+	for _, f := range d.files {
+		if f.session == s.id && !slices.Contains(known, f.id) {
+			d.closeFile(f)
+		}
+	}
+}
+
 func (d *Driver) closeFile(f *file) {
 	d.endSpace(&f.space)
 	for _, c := range slices.Clone(f.clients) {

@@ -49,6 +49,9 @@ func TestRevive(t *testing.T) {
 	d, path := startServer(t)
 	c := dial(t, path, 0)
 	id, err := c.OpenFile(Control, 0)
+	if err == nil {
+		_, err = c.OpenFile(UVM, 0) // of which it told nobody
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,11 +78,14 @@ func TestRevive(t *testing.T) {
 	if _, err := io.ReadFull(nc, make([]byte, 7)); err != nil {
 		t.Fatal(err)
 	}
-	next, err := Revive(f)
+	next, err := Revive(f, []uint32{uint32(id)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer next.Close()
+	if n := d.Snapshot().Files; n != 1 {
+		t.Errorf("%d files, one is known", n)
+	}
 	if err := next.CloseFile(id); err != nil || d.Snapshot().Files != 0 {
 		t.Error(err, d.Snapshot().Files)
 	}

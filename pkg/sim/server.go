@@ -188,6 +188,14 @@ func (d *Driver) serve(s *Session, op uint8, req *decoder) (syscall.Errno, []byt
 		d.SetDelay(delay)
 		return 0, nil
 	case opBarrier:
+		var known []FileID
+		for n := req.u32(); n > 0 && !req.bad; n-- {
+			known = append(known, FileID(req.u32()))
+		}
+		if req.bad {
+			return syscall.EPROTO, nil
+		}
+		s.CloseOthers(known)
 		return 0, nil
 	case opTrouble:
 		var t Trouble

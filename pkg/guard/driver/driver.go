@@ -36,12 +36,12 @@ func Resume(cfg guardcfg.Config, conn *os.File, last uint64) (rmclient.Driver, e
 	return &simDriver{conn: c}, nil
 }
 
-// Revive is Resume in the place of a guard that was killed.
-func Revive(cfg guardcfg.Config, conn *os.File) (rmclient.Driver, error) {
+// Revive is Resume in the place of a guard that was killed. Of its files the driver keeps the known ones.
+func Revive(cfg guardcfg.Config, conn *os.File, known []uint32) (rmclient.Driver, error) {
 	if cfg.Driver != device.DriverSim {
 		return rmclient.Kernel{}, nil
 	}
-	c, err := sim.Revive(conn)
+	c, err := sim.Revive(conn, known)
 	if err != nil {
 		return nil, err
 	}
