@@ -156,7 +156,8 @@ func (b *bookTest) tryCompare() error {
 	return nil
 }
 
-// watchCommits commits all the time what the guard has noted, until the test ends, and reads the books each time: a guard may be killed there.
+// watchCommits commits all the time what the guard has noted, until the test ends, and reads the books each time: a guard may be killed
+// there.
 func (b *bookTest) watchCommits() (stop func() error) {
 	books, end, ended := b.r.guard.books, make(chan struct{}), make(chan error, 1)
 	go func() {

@@ -66,8 +66,8 @@ func ReadFallen(fd int) (*Fallen, error) {
 	return f, f.checkDescriptors()
 }
 
-// SimFiles are what the books name of the simulated driver's files. Others it has to close, as keeper.Left does with descriptors: that guard
-// was about to write them down, as a file of an RM client of its own.
+// SimFiles are what the books name of the simulated driver's files. Others it has to close, as keeper.Left does with descriptors: that
+// guard was about to write them down, as a file of an RM client of its own.
 func (f *Fallen) SimFiles() (list []uint32) {
 	for _, x := range f.Files {
 		list = append(list, x.Sim)
