@@ -169,7 +169,7 @@ func (b *books) note(x entity) {
 	}
 }
 
-// end has an entity's entry taken away, for good.
+// end has an entity's entry taken away, for good. Those that name it are noted or ended first: a commit may fall between any two notes.
 func (b *books) end(x entity) {
 	if b == nil {
 		return
