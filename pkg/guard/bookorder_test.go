@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/pkg/guard/journal"
+)
+
+// What is tried here are changes between whose parts a commit may fall.
+
+// whileCommitted calls change again and again, while another thread commits what is noted and checks the books that it leaves.
+func whileCommitted(t *testing.T, g *Guard, change func(), check func(entries map[journal.Key][]byte) error) {
+	t.Helper()
+	end, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for {
+			select {
+			case <-end:
+				ended <- nil
+				return
+			default:
+			}
+			g.books.commit(nil)
+			g.books.commits.Lock()
+			m := g.keep.memory
+			text, err := readDescriptor(m.Files()[m.Active().Load()&1])
+			var entries map[journal.Key][]byte
+			if err == nil {
+				entries, _, _, err = journal.Parse(text)
+			}
+			if err == nil {
+				err = check(entries)
+			}
+			g.books.commits.Unlock()
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	for until := time.Now().Add(time.Second); time.Now().Before(until); change() {
+		select {
+		case err := <-ended:
+			t.Fatal(err)
+		default:
+		}
+	}
+	close(end)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eachEntry calls f with the entries of a kind.
+func eachEntry[T any](entries map[journal.Key][]byte, kind uint8, f func(id uint64, v T) error) error {
+	for key, text := range entries {
+		if key.Kind != kind {
+			continue
+		}
+		var v T
+		if err := json.Unmarshal(text, &v); err != nil {
+			return err
+		}
+		if err := f(key.ID, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestWindowsNameOpenFiles: the file of a window is followed by a descriptor that is open for as long as the books name it.
+func TestWindowsNameOpenFiles(t *testing.T) {
+	g := newKept(t, &inProcess{})
+	a := g.account
+	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(event)
+	whileCommitted(t, g, func() {
+		file, err := newWeakRef(event)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		w := &window{file: file, gone: true}
+		a.mu.Lock()
+		a.loosenLocked(w)
+		a.mu.Unlock()
+		g.books.commit(nil)
+		a.removeGoneWindows()
+	}, func(entries map[journal.Key][]byte) error {
+		return eachEntry(entries, bookWindow, func(id uint64, v handover.Window) error {
+			if _, err := unix.FcntlInt(uintptr(v.File.Epoll), unix.F_GETFD, 0); err != nil {
+				return fmt.Errorf("window %d: descriptor %d: %w", id, v.File.Epoll, err)
+			}
+			return nil
+		})
+	})
+}
