@@ -106,3 +106,26 @@ func TestWindowsNameOpenFiles(t *testing.T) {
 		})
 	})
 }
+
+// TestMappingsDoNotOverlap: what is left of a mapping is in the books when that is no more in them, and not before.
+func TestMappingsDoNotOverlap(t *testing.T) {
+	g := newKept(t, &inProcess{})
+	f := &file{kind: nodeUVM, weakRef: weakRef{epfd: -1}, maps: map[gpuUUID][]*uvmMap{}}
+	ch := &charge{size: 1, references: 1}
+	whileCommitted(t, g, func() {
+		g.recordMapping(f, uvmMap{addresses: addresses{0, 12}, charge: g.account.addReference(ch)})
+		g.recordUnmapping(f, addresses{4, 8}, gpuUUID{})
+		g.recordMapping(f, uvmMap{addresses: addresses{2, 6}, charge: g.account.addReference(ch)})
+	}, func(entries map[journal.Key][]byte) error {
+		var covered [12]bool
+		return eachEntry(entries, bookMap, func(id uint64, v bookedMap) error {
+			for at := v.Base; at < v.End; at++ {
+				if covered[at] {
+					return fmt.Errorf("what is mapped at %d is in the books twice", at)
+				}
+				covered[at] = true
+			}
+			return nil
+		})
+	})
+}

@@ -396,6 +396,8 @@ type bookedRange struct {
 }
 
 func (m *uvmMap) image(b *books) any {
+	m.on.mu.Lock() // see noteMaps
+	defer m.on.mu.Unlock()
 	return bookedMap{handover.UVMMap{Base: m.base, End: m.end, GPU: handover.UUID(m.gpu), Charge: bookRef(b, m.charge),
 		Tables: bookRef(b, m.tables)}, bookRef(b, m.on)}
 }
