@@ -129,3 +129,43 @@ func TestMappingsDoNotOverlap(t *testing.T) {
 		})
 	})
 }
+
+// TestFilesInOrder: files are in the books in the order in which they are searched, also when all of them have new numbers.
+func TestFilesInOrder(t *testing.T) {
+	g := newKept(t, &inProcess{})
+	var list []*file
+	for i := range 64 {
+		f := &file{minor: i + 1, weakRef: weakRef{epfd: -1}}
+		f.order.Store(uint64(i))
+		list = append(list, f)
+		g.books.note(f)
+	}
+	g.files.list = list
+	g.books.commit(nil)
+	few := false
+	whileCommitted(t, g, func() {
+		g.files.mu.Lock()
+		defer g.files.mu.Unlock()
+		g.books.commit(nil)
+		if g.files.list = list; few {
+			g.files.list = list[:len(list)/2]
+		}
+		for i, f := range g.files.list { // as many files that were opened and closed leave it: there is no number between 9 and 11
+			f.order.Store(uint64(min(i, 9)) + uint64(i)/11)
+		}
+		few = !few
+		g.files.setOrder(10)
+	}, func(entries map[journal.Key][]byte) error {
+		var orders [64]uint64
+		err := eachEntry(entries, bookFile, func(_ uint64, v bookedFile) error {
+			orders[v.Minor-1] = v.Order
+			return nil
+		})
+		for i := range len(orders) / 2 {
+			if i > 0 && err == nil && orders[i] <= orders[i-1] {
+				err = fmt.Errorf("file %d of the list has the number %#x, the one before %#x", i, orders[i], orders[i-1])
+			}
+		}
+		return err
+	})
+}
