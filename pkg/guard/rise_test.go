@@ -310,3 +310,38 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 	}
 	return fell, killed, err
 }
+
+// TestFallenFree: a guard is killed when it is about to free memory that a channel writes errors to, and has not kept it yet. The next one
+// does not free it under the channel.
+func TestFallenFree(t *testing.T) {
+	const channel = 1
+	r := newRig(t)
+	d := r.newMortal()
+	if _, err := r.guard.guardClient(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(letInterrupt(), r.guard.newKeep(nil)); err != nil {
+		t.Fatal(err)
+	}
+	c := r.start()
+	a := c.do("open")[0]
+	memory := c.do("alloc", a, 8*mib)[0]
+	made := c.do("notifier", a, memory, 1)
+	d.any = true
+	d.before.Store(true)
+	d.calls.Store(1)
+	c.send("free", a, memory)
+	<-d.died
+	if err := r.fall(d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.answer(); err == nil {
+		_, _ = c.try("alloc", a, mib)
+		_, _ = c.try("token", a, made[channel])
+	}
+	if n := r.sim.Snapshot().Stray; n != 0 {
+		t.Errorf("%d writes to free memory", n)
+	}
+	c.kill()
+	r.empty()
+}
