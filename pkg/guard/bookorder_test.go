@@ -169,3 +169,40 @@ func TestFilesInOrder(t *testing.T) {
 		return err
 	})
 }
+
+// booked are the entries after a commit.
+func booked(t *testing.T, g *Guard) map[journal.Key][]byte {
+	t.Helper()
+	g.books.commit(nil)
+	text, err := readDescriptor(g.keep.memory.Files()[g.keep.memory.Active().Load()&1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, _, _, err := journal.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entries
+}
+
+// TestAstrayIsBooked: that a root alloc went elsewhere the next guard knows, too: one in an hour is forgiven.
+func TestAstrayIsBooked(t *testing.T) {
+	_, g := newFakeRM(t)
+	g.filters = map[*listener]bool{}
+	if err := g.newKeep(nil); err != nil {
+		t.Fatal(err)
+	}
+	_, p := ask(t, g)
+	for i := range 2 {
+		booked(t, g)
+		g.rootWentAstray(p)
+		if err := eachEntry(booked(t, g), bookProcess, func(_ uint64, v handover.Process) error {
+			if v.AstrayAt != g.astrayAt.Load() || v.AllEndedAt != g.allEndedAt.Load() || (v.AllEndedAt != 0) != (i > 0) {
+				return fmt.Errorf("%+v", v)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	}
+}

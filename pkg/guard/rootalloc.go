@@ -188,6 +188,7 @@ func (g *Guard) openedHere(fd int) bool {
 			g.log.Warn("cannot look at the container's nvidiactl", "pid", g.initPID)
 			return false
 		}
+		g.books.note(&g.own)
 	}
 	var st unix.Stat_t
 	return unix.Fstat(fd, &st) == nil && st.Dev == g.devDevice
