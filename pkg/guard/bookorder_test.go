@@ -4,7 +4,9 @@ package guard
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/guard/journal"
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // What is tried here are changes between whose parts a commit may fall.
@@ -204,5 +207,44 @@ func TestAstrayIsBooked(t *testing.T) {
 		}); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestEndOfSpaceIsBooked: as long as an address space is being ended, the books say what it has, by which the next guard ends it.
+func TestEndOfSpaceIsBooked(t *testing.T) {
+	r := newRig(t)
+	b := r.keepBooks(1)
+	c := r.start()
+	open := c.do("open")
+	a, handle := open[0], open[1]
+	space := c.do("space", a)[0]
+	made := c.do("contextin", a, space, engineGR)
+	uvm := c.do("uvm")[0]
+	c.do("addspace", uvm, a, handle, space)
+	c.do("addchannel", uvm, a, handle, made[1])
+	var said atomic.Pointer[error]
+	look := func(call *rm.Call) {
+		if call.Cmd != rm.UVMUnregisterVASpace || !rm.UVMShaped(call.Cmd) {
+			return
+		}
+		r.guard.books.commit(nil)
+		entries, err := b.entries(true)
+		if err == nil {
+			err = eachEntry(entries, bookFile, func(_ uint64, v bookedFile) error {
+				if len(v.Channels) > 0 && len(v.Spaces) == 0 {
+					return errors.New("a file with channels, and no address space")
+				}
+				return nil
+			})
+		}
+		said.Store(&err)
+	}
+	r.seen.Store(&look)
+	c.kill()
+	r.empty()
+	if err := said.Load(); err == nil {
+		t.Error("the address space is not ended by itself")
+	} else if *err != nil {
+		t.Error(*err)
 	}
 }
