@@ -248,3 +248,44 @@ func TestEndOfSpaceIsBooked(t *testing.T) {
 		t.Error(*err)
 	}
 }
+
+// TestChannelThatIsNotKept: the next guard takes no channel for registered of which only this was asked.
+func TestChannelThatIsNotKept(t *testing.T) {
+	r := newRig(t)
+	b := r.keepBooks(1)
+	c := r.start()
+	open := c.do("open")
+	a, handle := open[0], open[1]
+	space := c.do("space", a)[0]
+	made := c.do("contextin", a, space, engineGR)
+	uvm := c.do("uvm")[0]
+	c.do("addspace", uvm, a, handle, space)
+	kept := -1
+	look := func(call *rm.Call) {
+		if call.Cmd != rm.UVMRegisterChannel || !rm.UVMShaped(call.Cmd) {
+			return
+		}
+		r.guard.books.commit(nil)
+		next, err := b.revive(true)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer letGo(next)
+		kept = 0
+		for _, of := range next.account.clients {
+			for _, o := range of.channels {
+				if o.retained != nil {
+					kept++
+				}
+			}
+		}
+	}
+	r.seen.Store(&look)
+	c.do("addchannel", uvm, a, handle, made[1])
+	if kept != 0 {
+		t.Errorf("%d channels are kept", kept)
+	}
+	c.kill()
+	r.empty()
+}
