@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/guard/journal"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -288,4 +290,26 @@ func TestChannelThatIsNotKept(t *testing.T) {
 	}
 	c.kill()
 	r.empty()
+}
+
+// TestFileOfNoClient: a file of which the books say that it has a client has one there.
+func TestFileOfNoClient(t *testing.T) {
+	g := newKept(t, &inProcess{})
+	g.cfg.Settings.Managed = device.ManagedAllow // else it begins to look at maps, and does so longer than the test
+	f := &file{weakRef: weakRef{epfd: -1}}
+	whileCommitted(t, g, func() {
+		f.mu.Lock()
+		made := g.clientFound(f, 1, os.Getpid())
+		f.mu.Unlock()
+		g.clientGone(made)
+	}, func(entries map[journal.Key][]byte) error {
+		clients := 0
+		_ = eachEntry(entries, bookClient, func(uint64, handover.Client) error { clients++; return nil })
+		return eachEntry(entries, bookFile, func(_ uint64, v bookedFile) error {
+			if v.Rooted != (clients > 0) {
+				return fmt.Errorf("it has a client: %v, and %d clients", v.Rooted, clients)
+			}
+			return nil
+		})
+	})
 }

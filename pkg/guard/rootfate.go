@@ -199,8 +199,8 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 func (g *Guard) settleRoot(f *file, handle uint32) {
 	p := f.pending
 	g.rootSettled(p)
-	g.endPending(f)
 	g.clientFound(f, handle, p.task.proc.tgid)
+	g.endPending(f) // last: from then on the file may be closed for good, which ends the clients that are known
 }
 
 // endPending forgets a root alloc. The file is locked.
