@@ -313,3 +313,34 @@ func TestFileOfNoClient(t *testing.T) {
 		})
 	})
 }
+
+// TestManagedIsBooked: what is managed memory of one process or of another one is in the books all the while, and what of it was agreed to.
+func TestManagedIsBooked(t *testing.T) {
+	g := newKept(t, &inProcess{})
+	spans := func(entries map[journal.Key][]byte) (list []handover.Span, err error) {
+		err = eachEntry(entries, bookSpans, func(_ uint64, v []handover.Span) error {
+			list = append(list, v...)
+			return nil
+		})
+		return list, err
+	}
+	g.managed.setSpans(1, []span{{base: 1, end: 2}})
+	if list, err := spans(booked(t, g)); err != nil || len(list) != 1 || list[0].Agreed {
+		t.Fatal(list, err)
+	}
+	g.enforceManaged()
+	if list, err := spans(booked(t, g)); err != nil || len(list) != 1 || !list[0].Agreed {
+		t.Error(list, err)
+	}
+	from, to := 1, 2
+	whileCommitted(t, g, func() {
+		g.moveSpans(from, to)
+		from, to = to, from
+	}, func(entries map[journal.Key][]byte) error {
+		list, err := spans(entries)
+		if err == nil && len(list) == 0 {
+			err = errors.New("it is nobody's")
+		}
+		return err
+	})
+}
