@@ -261,6 +261,18 @@ func walkFalls(t *testing.T, any bool) {
 	t.Logf("%d guards fell; %d times a process was ended, %d times nobody went on", falls, ended, refused)
 }
 
+// commitAllTheTime has what is noted committed between any two notes, and not only at the ends of calls.
+func commitAllTheTime(b *books) (stop func()) {
+	var over atomic.Bool
+	go func() {
+		for !over.Load() {
+			b.commit(nil)
+			time.Sleep(10 * time.Microsecond)
+		}
+	}()
+	return func() { over.Store(true) }
+}
+
 func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err error) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	var d *mortal
@@ -283,6 +295,9 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 			w.c.kill() // its calls wait for a guard
 		}
 	}()
+	if random.IntN(2) == 0 {
+		defer commitAllTheTime(w.guard.books)()
+	}
 	d.before.Store(random.IntN(2) == 0)
 	d.calls.Store(1 + random.Int64N(400))
 	if d.own.Store(random.IntN(4) == 0); d.own.Load() && !any { // there are fewer
