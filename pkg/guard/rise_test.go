@@ -98,7 +98,7 @@ func (d *mortal) decidable(t Target, call *rm.Call) bool {
 	if rm.UVMShaped(call.Cmd) {
 		form, _ := d.guard.abi.UVM(call.Cmd)
 		switch call.Cmd {
-		case rm.UVMUnmapExternal, rm.UVMFree, rm.UVMCreateExternal:
+		case rm.UVMUnmapExternal, rm.UVMFree, rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool:
 			return true
 		case rm.UVMMapExternal:
 			f := d.guard.files.find(t.FD, nodeUVM)

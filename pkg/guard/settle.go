@@ -131,7 +131,7 @@ func (g *Guard) settleUVM(t Target, x *flight, c *rm.Call) outcome {
 		g.recordDrop(f, c.Cmd, form, c.Outer)
 		x.answer(form.Status, rm.StatusOK)
 		return answered
-	case rm.UVMCreateExternal:
+	case rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool: // of which other processes may have the file, too
 		return g.undoRange(t, f, rangeOf(c.Outer, form))
 	case rm.UVMMapExternal:
 		return g.undoMapping(t, f, c, form)
