@@ -332,6 +332,7 @@ func TestFallenFree(t *testing.T) {
 	const channel = 1
 	r := newRig(t)
 	d := r.newMortal()
+	d.any = true
 	if _, err := r.guard.guardClient(); err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +343,6 @@ func TestFallenFree(t *testing.T) {
 	a := c.do("open")[0]
 	memory := c.do("alloc", a, 8*mib)[0]
 	made := c.do("notifier", a, memory, 1)
-	d.any = true
 	d.before.Store(true)
 	d.calls.Store(1)
 	c.send("free", a, memory)
