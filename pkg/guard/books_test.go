@@ -169,13 +169,17 @@ func (b *bookTest) watchCommits() (stop func() error) {
 			default:
 			}
 			books.commit(nil)
-			books.commits.Lock() // the journal stays as it is
+			books.commits.Lock() // the journal stays as it is, and what it names stays open
 			entries, err := b.entries(true)
-			books.commits.Unlock()
 			withSockets(entries)
+			var v *Revived
 			if err == nil {
-				_, err = ReadBooks(entries)
+				v, err = ReadBooks(entries)
 			}
+			if err == nil {
+				err = (&Fallen{Revived: v}).checkDescriptors()
+			}
+			books.commits.Unlock()
 			if b.commits++; err != nil {
 				ended <- err
 				return

@@ -370,8 +370,8 @@ func (g *Guard) moveSpans(from, to int) {
 		g.account.releaseManaged(overlapSize(list, s.base, s.end)) // charged twice so far
 		list = insertSpan(list, s)
 	}
+	m.setSpans(to, list) // first: else a commit in between has them nowhere
 	m.setSpans(from, nil)
-	m.setSpans(to, list)
 }
 
 // enforceManaged pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
@@ -393,8 +393,9 @@ func (g *Guard) enforceManaged() {
 	deny := g.cfg.Settings.Managed == device.ManagedDeny
 	guilty := most > 0 && (deny || g.account.managedOver())
 	if most > 0 && !guilty { // it fits by now
-		for _, list := range m.procs {
+		for tgid, list := range m.procs {
 			agreeAll(list)
+			m.setSpans(tgid, list)
 		}
 	}
 	switch {
