@@ -261,7 +261,9 @@ func (g *Guard) findSpans() map[int][]span {
 			continue
 		}
 		if other := sharesMaps(tgid, &spaces); other != 0 {
-			g.moveSpans(tgid, other)
+			if other != tgid { // a process that changes its cgroup meanwhile can be listed twice
+				g.moveSpans(tgid, other)
+			}
 			continue
 		}
 		if len(list) > room {
