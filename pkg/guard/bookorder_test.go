@@ -24,44 +24,30 @@ import (
 // whileCommitted calls change again and again, while another thread commits what is noted and checks the books that it leaves.
 func whileCommitted(t *testing.T, g *Guard, change func(), check func(entries map[journal.Key][]byte) error) {
 	t.Helper()
-	end, ended := make(chan struct{}), make(chan error, 1)
-	go func() {
-		for {
-			select {
-			case <-end:
-				ended <- nil
-				return
-			default:
-			}
-			g.books.commit(nil)
-			g.books.commits.Lock()
-			m := g.keep.memory
-			text, err := readDescriptor(m.Files()[m.Active().Load()&1])
-			var entries map[journal.Key][]byte
-			if err == nil {
-				entries, _, _, err = journal.Parse(text)
-			}
-			if err == nil {
-				err = check(entries)
-			}
-			g.books.commits.Unlock()
-			if err != nil {
-				ended <- err
-				return
-			}
+	var wrong atomic.Bool
+	stop := g.books.watchCommits(func() error {
+		entries, err := g.keep.entries()
+		if err == nil {
+			err = check(entries)
 		}
-	}()
-	for until := time.Now().Add(time.Second); time.Now().Before(until); change() {
-		select {
-		case err := <-ended:
-			t.Fatal(err)
-		default:
-		}
+		wrong.Store(err != nil)
+		return err
+	})
+	for until := time.Now().Add(time.Second); time.Now().Before(until) && !wrong.Load(); change() {
 	}
-	close(end)
-	if err := <-ended; err != nil {
+	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// entries are those of the journal as it is now.
+func (k *keep) entries() (map[journal.Key][]byte, error) {
+	text, err := readDescriptor(k.memory.Files()[k.memory.Active().Load()&1])
+	if err != nil {
+		return nil, err
+	}
+	entries, _, _, err := journal.Parse(text)
+	return entries, err
 }
 
 // eachEntry calls f with the entries of a kind.
@@ -179,11 +165,7 @@ func TestFilesInOrder(t *testing.T) {
 func booked(t *testing.T, g *Guard) map[journal.Key][]byte {
 	t.Helper()
 	g.books.commit(nil)
-	text, err := readDescriptor(g.keep.memory.Files()[g.keep.memory.Active().Load()&1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	entries, _, _, err := journal.Parse(text)
+	entries, err := g.keep.entries()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,18 +194,28 @@ func TestAstrayIsBooked(t *testing.T) {
 	}
 }
 
-// TestEndOfSpaceIsBooked: as long as an address space is being ended, the books say what it has, by which the next guard ends it.
-func TestEndOfSpaceIsBooked(t *testing.T) {
-	r := newRig(t)
-	b := r.keepBooks(1)
-	c := r.start()
+// channelInSpace makes a context in an address space that UVM has, too. register has UVM keep its channel.
+func (c *child) channelInSpace() (register func()) {
+	c.t.Helper()
 	open := c.do("open")
 	a, handle := open[0], open[1]
 	space := c.do("space", a)[0]
 	made := c.do("contextin", a, space, engineGR)
 	uvm := c.do("uvm")[0]
 	c.do("addspace", uvm, a, handle, space)
-	c.do("addchannel", uvm, a, handle, made[1])
+	return func() {
+		c.t.Helper()
+		c.do("addchannel", uvm, a, handle, made[1])
+	}
+}
+
+// TestEndOfSpaceIsBooked: as long as an address space is being ended, the books say what it has, by which the next guard ends it.
+func TestEndOfSpaceIsBooked(t *testing.T) {
+	r := newRig(t)
+	b := r.keepBooks(1)
+	c := r.start()
+	register := c.channelInSpace()
+	register()
 	var said atomic.Pointer[error]
 	look := func(call *rm.Call) {
 		if call.Cmd != rm.UVMUnregisterVASpace || !rm.UVMShaped(call.Cmd) {
@@ -256,12 +248,7 @@ func TestChannelThatIsNotKept(t *testing.T) {
 	r := newRig(t)
 	b := r.keepBooks(1)
 	c := r.start()
-	open := c.do("open")
-	a, handle := open[0], open[1]
-	space := c.do("space", a)[0]
-	made := c.do("contextin", a, space, engineGR)
-	uvm := c.do("uvm")[0]
-	c.do("addspace", uvm, a, handle, space)
+	register := c.channelInSpace()
 	kept := -1
 	look := func(call *rm.Call) {
 		if call.Cmd != rm.UVMRegisterChannel || !rm.UVMShaped(call.Cmd) {
@@ -284,7 +271,7 @@ func TestChannelThatIsNotKept(t *testing.T) {
 		}
 	}
 	r.seen.Store(&look)
-	c.do("addchannel", uvm, a, handle, made[1])
+	register()
 	if kept != 0 {
 		t.Errorf("%d channels are kept", kept)
 	}

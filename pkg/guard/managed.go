@@ -261,7 +261,7 @@ func (g *Guard) findSpans() map[int][]span {
 			continue
 		}
 		if other := sharesMaps(tgid, &spaces); other != 0 {
-			if other != tgid { // a process that changes its cgroup meanwhile can be listed twice
+			if other != tgid { // cgroup.procs may have a process twice (cgroup-v2.rst)
 				g.moveSpans(tgid, other)
 			}
 			continue

@@ -309,7 +309,7 @@ func (g *Guard) endWindows() {
 	if g.account.removeGoneWindows() > 0 {
 		g.endWindowsLater()
 	}
-	for _, w := range freed {
+	for _, w := range freed { // when the books have them no more: they name the charge
 		g.account.unreserveWindow(w)
 		g.account.dropReference(w.charge)
 	}
