@@ -154,6 +154,12 @@ func (a *account) clientCount() int {
 	return len(a.clients)
 }
 
+func (a *account) objectCount() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.objects
+}
+
 // gpuOf finds the GPU that an object of a client is on, by its ancestors; noGPU if it is on none.
 func (a *account) gpuOf(clientHandle, handle uint32) int {
 	a.mu.Lock()
