@@ -8,8 +8,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// isUnseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
-// itself (escape 0x27).
+// isUnseen reports an object that a root alloc which went elsewhere may have made, or an RM_ALLOC_MEMORY (which the task makes itself) that
+// another thread has changed under way; t is the client's file.
 func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client {
 		return false
@@ -44,13 +44,35 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		c.gone = g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0 || g.insideSettledRoot()
 		return c.gone
 	}
-	return class != classSystem && class != classOSDescriptor && !(known && class == o.class)
+	return !known || class != classSystem && class != classOSDescriptor && class != o.class
 }
 
-// isUnseenOf is isUnseen of an object of a client that may be on another file than the call: the driver tells of it there only.
-func (c *trappedCall) isUnseenOf(client, handle uint32) bool {
-	if o, known := c.guard.account.lookup(client, handle); known && o.isThere() || handle == client {
+// isUncounted reports an object of which no call may make the driver keep more (RM_DUP_OBJECT, an export, a mapping, a window, another
+// name): its references would be counted for nothing, or for something else (charges.go). What is not there is such an object too, since a
+// thread in RM_ALLOC_MEMORY can make it before the driver looks; and host memory that is below another object than its record, with which
+// it does not end. The driver is asked each time: what a record was right about once is no proof that a thread has not made another since.
+func (c *trappedCall) isUncounted(t Target, client, handle uint32) bool {
+	if c.isUnseen(t, client, handle) {
+		return true
+	}
+	o, known := c.guard.account.lookup(client, handle)
+	switch {
+	case !known:
+		c.named, c.gone = handle, true
+		return true
+	case o.charge == nil && (o.madeInTask || o.kind == rm.ClassPlain && o.class == 0): // from before an upgrade: of it nothing is known
+		return true
+	case !o.madeInTask:
 		return false
+	}
+	parent, s, e := c.guard.handleInfo(t, client, handle, handleInfoParent)
+	return e != 0 || s != rm.StatusOK || parent != o.parent
+}
+
+// isUncountedOf is isUncounted of an object of a client that may be on another file than the call: the driver tells of it there only.
+func (c *trappedCall) isUncountedOf(client, handle uint32) bool {
+	if o, known := c.guard.account.lookup(client, handle); known && o.isThere() { // nobody is asked
+		return c.isUncounted(c.target(), client, handle)
 	}
 	t, ok := c.guard.fileOf(c.locked.of(client))
 	if !ok { // its process has ended
@@ -58,7 +80,7 @@ func (c *trappedCall) isUnseenOf(client, handle uint32) bool {
 		return true
 	}
 	defer t.Done()
-	return c.isUnseen(t, client, handle)
+	return c.isUncounted(t, client, handle)
 }
 
 // isThere reports that what the account has under a handle is what the driver has: the guard has made it. Of what the task was let make the
@@ -86,7 +108,7 @@ func namedObjects(class rm.Class) []int {
 	case rm.ClassTSG:
 		return []int{rm.TSGVASpace}
 	case rm.ClassChannel:
-		return []int{rm.ChannelContextShare, rm.ChannelVASpace, rm.ChannelUserdMemory}
+		return []int{rm.ChannelContextShare, rm.ChannelVASpace}
 	case rm.ClassVirtual:
 		return []int{rm.MemoryVASpace}
 	case rm.ClassP2P:
@@ -105,15 +127,6 @@ const classContextShare = 0x9067 // FERMI_CONTEXT_SHARE_A
 
 // overtaken reports that a call names what there was not when that was looked at, and that a root alloc was let through since.
 func (c *trappedCall) overtaken() bool { return c.absent && c.guard.rootsLet.Load() != c.roots }
-
-// isWhereSaid reports that host memory which the task was let make is below the object of which it said so: it ends with that.
-func (c *trappedCall) isWhereSaid(client uint32, o object) bool {
-	if !o.madeInTask {
-		return true
-	}
-	parent, s, e := c.guard.handleInfo(c.target(), client, o.handle, handleInfoParent)
-	return e == 0 && s == rm.StatusOK && parent == o.parent && !c.isUnseen(c.target(), client, o.handle)
-}
 
 // isSecretlyUserShared reports that what the task was let make, and the account has for host memory, is the page that all users of a GPU
 // share: a root alloc that became another call can have made that. The guard asks before it has a handle of its own on it, since the driver
