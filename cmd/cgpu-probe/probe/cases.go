@@ -103,6 +103,8 @@ func attacks() []attack {
 			run: counted(hostileStaleWindow)},
 		{name: "shared-page", proves: "the page that all users of a GPU share can be mapped without end", run: hostileSharedPage},
 		{name: "references", proves: "memory with too many handles is refused one more, and all comes back", run: hostileReferences},
+		{name: "toctou-memory", proves: "host memory whose handle or parent changes between check and use has no handle more",
+			run: onGPU(hostileTOCTOUMemory)},
 		{name: "notifier-freed", proves: "what a channel writes errors to stays the container's until the channel is gone",
 			run: hostileNotifierFreed},
 		{name: "debugger", proves: "a debugger reaches its own context only", run: hostileDebugger},

@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // The driver counts who refers to memory in a byte (MEMORY_DESCRIPTOR.Allocated). What has come around to 0 it takes for freed: it is
@@ -73,4 +74,93 @@ func hostileReferences(hostileOptions) error {
 		}
 		return nil
 	})
+}
+
+// belowTheByte is as many handles beside the first as harm nothing, whoever counts.
+const belowTheByte = 250
+
+// memoryRaces is how often a race is tried.
+const memoryRaces = 60
+
+// aboveTheLimit is what nobody has of counted memory: the guard lets it have 192 handles.
+const aboveTheLimit = 200
+
+// hostileTOCTOUMemory changes RM_ALLOC_MEMORY, which runs in the task, after the guard has looked at it: what the driver makes is under
+// another handle, or below another device, than the guard knows. Of that there may be no handle more: they would be counted for nothing.
+func hostileTOCTOUMemory(c *client, o hostileOptions) error {
+	second, _, err := c.newDevice(0)
+	if err != nil {
+		return err
+	}
+	for _, x := range []struct {
+		what   string
+		field  int
+		values func(handle uint32) (uint32, uint32)
+	}{
+		{"handle", rm.AllocMemoryObject, func(handle uint32) (uint32, uint32) { return handle, handle + 1 }},
+		{"parent", rm.AllocMemoryParent, func(uint32) (uint32, uint32) { return c.device, second }},
+	} {
+		var made, single int
+		for i := range o.attempts() {
+			if i == memoryRaces { // each makes some 200 handles; one in four is won
+				break
+			}
+			handle := c.newHandle()
+			c.newHandle()
+			this, other := x.values(handle)
+			c.raceMemory(handle, x.field, this, other)
+			for _, h := range []uint32{handle, handle + 1} {
+				n, there, err := c.handlesOn(h)
+				if err != nil {
+					return fmt.Errorf("%s: %w", x.what, err)
+				}
+				if there {
+					made++
+				}
+				if there && n == 0 {
+					single++
+				}
+			}
+		}
+		print("%s_made=%d\n%s_single=%d", x.what, made, x.what, single)
+	}
+	return c.free(second)
+}
+
+// raceMemory is RM_ALLOC_MEMORY of a page, of which a thread changes a field meanwhile.
+func (c *client) raceMemory(handle uint32, field int, this, other uint32) {
+	const noMap = 1 << 30 // NVOS02_FLAGS_MAPPING_NO_MAP
+	b := make([]byte, rm.AllocMemorySize)
+	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
+	rm.PutU32(b, rm.AllocMemoryParent, c.device)
+	rm.PutU32(b, rm.AllocMemoryObject, handle)
+	rm.PutU32(b, rm.AllocMemoryClass, classSystem)
+	rm.PutU32(b, rm.AllocMemoryFlags, noMap)
+	rm.PutU64(b, rm.AllocMemoryLimit, 4095)
+	rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
+	stop := flip(word(b, field), this, other)
+	_ = c.call.escape(c.gpuFDs[0], rm.EscAllocMemory, b)
+	stop()
+}
+
+// handlesOn makes as many handles on an object as it gets, and frees all; there is false where the driver has none.
+func (c *client) handlesOn(h uint32) (n int, there bool, err error) {
+	var handles []uint32
+	for len(handles) < belowTheByte {
+		second, err := c.dup(c.handle, h)
+		if err != nil {
+			break
+		}
+		handles = append(handles, second)
+	}
+	for _, second := range handles {
+		if err := c.free(second); err != nil {
+			return 0, false, err
+		}
+	}
+	there = c.free(h) == nil
+	if len(handles) > aboveTheLimit {
+		return 0, there, fmt.Errorf("%d handles on host memory that the guard does not count", len(handles))
+	}
+	return len(handles), there, nil
 }
