@@ -80,7 +80,7 @@ func hostileReferences(hostileOptions) error {
 const belowTheByte = 250
 
 // memoryRaces is how often a race is tried.
-const memoryRaces = 60
+const memoryRaces = 40
 
 // aboveTheLimit is what nobody has of counted memory: the guard lets it have 192 handles.
 const aboveTheLimit = 200
@@ -123,19 +123,22 @@ func hostileTOCTOUMemory(c *client, o hostileOptions) error {
 			}
 		}
 		print("%s_made=%d\n%s_single=%d", x.what, made, x.what, single)
+		if made == 0 {
+			return fmt.Errorf("%s: no host memory was made", x.what)
+		}
 	}
 	return c.free(second)
 }
 
 // raceMemory is RM_ALLOC_MEMORY of a page, of which a thread changes a field meanwhile.
 func (c *client) raceMemory(handle uint32, field int, this, other uint32) {
-	const noMap = 1 << 30 // NVOS02_FLAGS_MAPPING_NO_MAP
+	const scatteredCachedNoMap = 1<<4 | 1<<12 | 1<<30 // NVOS02_FLAGS_PHYSICALITY, _COHERENCY, _MAPPING
 	b := make([]byte, rm.AllocMemorySize)
 	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
 	rm.PutU32(b, rm.AllocMemoryParent, c.device)
 	rm.PutU32(b, rm.AllocMemoryObject, handle)
 	rm.PutU32(b, rm.AllocMemoryClass, classSystem)
-	rm.PutU32(b, rm.AllocMemoryFlags, noMap)
+	rm.PutU32(b, rm.AllocMemoryFlags, scatteredCachedNoMap)
 	rm.PutU64(b, rm.AllocMemoryLimit, 4095)
 	rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
 	stop := flip(word(b, field), this, other)
