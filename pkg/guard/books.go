@@ -98,9 +98,8 @@ func (g *Guard) noteAll() {
 	for tgid, list := range g.managed.procs {
 		b.noteSpans(tgid, list)
 	}
-	for i, f := range g.files.list {
-		f.order.Store(lastOrder / uint64(len(g.files.list)+1) * uint64(i+1))
-		b.note(f)
+	b.noteOrder(g.files.list)
+	for _, f := range g.files.list {
 		for _, list := range f.maps {
 			for _, m := range list {
 				b.note(m)
@@ -179,6 +178,21 @@ func (b *books) end(x entity) {
 	e := x.booked()
 	if e.ended = true; e.id > 0 {
 		b.noteLocked(x)
+	}
+}
+
+// noteOrder gives files new numbers by which they are in that order, in one commit: whoever makes one has the images of all, or of none.
+func (b *books) noteOrder(list []*file) {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, f := range list {
+		f.order.Store(lastOrder / uint64(len(list)+1) * uint64(i+1))
+		if !f.booked().ended {
+			b.noteLocked(f)
+		}
 	}
 }
 
@@ -396,6 +410,8 @@ type bookedRange struct {
 }
 
 func (m *uvmMap) image(b *books) any {
+	m.on.mu.Lock() // see noteMaps
+	defer m.on.mu.Unlock()
 	return bookedMap{handover.UVMMap{Base: m.base, End: m.end, GPU: handover.UUID(m.gpu), Charge: bookRef(b, m.charge),
 		Tables: bookRef(b, m.tables)}, bookRef(b, m.on)}
 }

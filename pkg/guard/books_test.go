@@ -156,10 +156,9 @@ func (b *bookTest) tryCompare() error {
 	return nil
 }
 
-// watchCommits commits all the time what the guard has noted, until the test ends, and reads the books each time: a guard may be killed
-// there.
-func (b *bookTest) watchCommits() (stop func() error) {
-	books, end, ended := b.r.guard.books, make(chan struct{}), make(chan error, 1)
+// watchCommits commits all the time what is noted, until it is stopped, and has the books checked each time: a guard may be killed there.
+func (b *books) watchCommits(check func() error) (stop func() error) {
+	end, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
 			select {
@@ -168,15 +167,11 @@ func (b *bookTest) watchCommits() (stop func() error) {
 				return
 			default:
 			}
-			books.commit(nil)
-			books.commits.Lock() // the journal stays as it is
-			entries, err := b.entries(true)
-			books.commits.Unlock()
-			withSockets(entries)
-			if err == nil {
-				_, err = ReadBooks(entries)
-			}
-			if b.commits++; err != nil {
+			b.commit(nil)
+			b.commits.Lock() // the journal stays as it is, and what it names stays open
+			err := check()
+			b.commits.Unlock()
+			if err != nil {
 				ended <- err
 				return
 			}
@@ -186,6 +181,21 @@ func (b *bookTest) watchCommits() (stop func() error) {
 		close(end)
 		return <-ended
 	}
+}
+
+// readable says why no guard could go on with the books as they are.
+func (b *bookTest) readable() error {
+	b.commits++
+	entries, err := b.entries(true)
+	if err != nil {
+		return err
+	}
+	withSockets(entries)
+	v, err := ReadBooks(entries)
+	if err != nil {
+		return err
+	}
+	return (&Fallen{Revived: v}).checkDescriptors()
 }
 
 // letGo ends the thread and the goroutine of a guard that serves nobody: thousands of them are made.
@@ -258,7 +268,7 @@ func TestWalkBooks(t *testing.T) {
 	w := newWalker(t, walkPatience)
 	w.booked = w.keepBooks(seed)
 	w.jitter.Store(int64(200 * time.Microsecond)) // the driver takes its time
-	stop := w.booked.watchCommits()
+	stop := w.guard.books.watchCommits(w.booked.readable)
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); seed++ {
 		ops := walk.Generate(seed, walk.Kind{Steps: walkSteps, Procs: 3, Limit: uint64(testLimit), Malformed: seed%4 != 3})
 		if step, err := w.run(ops); err != nil {

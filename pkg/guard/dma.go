@@ -259,12 +259,10 @@ func (a *account) cutDMA(m *dmaMap, start, end uint64) {
 		if part[0] < first || part[1] > last || part[0] >= part[1] {
 			continue
 		}
-		rest := *m
-		rest.entry = entry{}
-		rest.at.address, rest.length = part[0], part[1]-part[0]
+		rest := &dmaMap{mapper: m.mapper, memory: m.memory, at: dmaPlace{m.at.device, part[0]}, length: part[1] - part[0], gpu: m.gpu}
 		rest.tables = min(charged, quota.Bytes(rm.PageTables(rest.length, false)))
 		charged -= rest.tables
-		a.linkDMA(&rest)
+		a.linkDMA(rest)
 	}
 	a.gpus[m.gpu].subUsed(charged)
 }

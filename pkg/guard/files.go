@@ -194,10 +194,7 @@ func (t *fileTable) setOrder(at int) {
 		t.books.note(t.list[at])
 		return
 	}
-	for i, f := range t.list {
-		f.order.Store(lastOrder / uint64(len(t.list)+1) * uint64(i+1))
-		t.books.note(f)
-	}
+	t.books.noteOrder(t.list)
 }
 
 func (t *fileTable) countLocked(kind nodeKind) (n int) {

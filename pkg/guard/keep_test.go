@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -187,5 +188,21 @@ func TestContradictoryBooks(t *testing.T) {
 	})
 	if !errors.Is(err, errBooks) || v == nil || !strings.HasSuffix(v.Config.Log, "a.log") {
 		t.Errorf("%+v, %v", v, err)
+	}
+}
+
+// TestUndoneRanges: of each call by which UVM makes a range the next guard frees it, since others may have the address space.
+func TestUndoneRanges(t *testing.T) {
+	for _, cmd := range []uint32{rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool} {
+		d := &fakeDriver{}
+		g := newFakeGuard(t, d)
+		c, _ := newFakeUVMCall(t, g)
+		c.file.strong = c.fd
+		g.files.list = []*file{c.file}
+		o, _ := uvmCall(g, cmd, 4<<20, 2<<20, 0)
+		got := g.settleUVM(Target{FD: c.fd}, &flight{}, &rm.Call{Cmd: cmd, Outer: o})
+		if got != undone || !slices.Equal(d.calls, []uint32{rm.UVMFree}) {
+			t.Errorf("%#x: %d, calls %#x", cmd, got, d.calls)
+		}
 	}
 }

@@ -261,7 +261,9 @@ func (g *Guard) findSpans() map[int][]span {
 			continue
 		}
 		if other := sharesMaps(tgid, &spaces); other != 0 {
-			g.moveSpans(tgid, other)
+			if other != tgid { // cgroup.procs may have a process twice (cgroup-v2.rst)
+				g.moveSpans(tgid, other)
+			}
 			continue
 		}
 		if len(list) > room {
@@ -370,8 +372,8 @@ func (g *Guard) moveSpans(from, to int) {
 		g.account.releaseManaged(overlapSize(list, s.base, s.end)) // charged twice so far
 		list = insertSpan(list, s)
 	}
+	m.setSpans(to, list) // first: else a commit in between has them nowhere
 	m.setSpans(from, nil)
-	m.setSpans(to, list)
 }
 
 // enforceManaged pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
@@ -393,8 +395,9 @@ func (g *Guard) enforceManaged() {
 	deny := g.cfg.Settings.Managed == device.ManagedDeny
 	guilty := most > 0 && (deny || g.account.managedOver())
 	if most > 0 && !guilty { // it fits by now
-		for _, list := range m.procs {
+		for tgid, list := range m.procs {
 			agreeAll(list)
+			m.setSpans(tgid, list)
 		}
 	}
 	switch {

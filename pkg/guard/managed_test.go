@@ -385,6 +385,23 @@ func TestSharedMaps(t *testing.T) {
 	}
 }
 
+// TestListedTwice: what a process has, and has announced, counts once also where it is listed twice.
+func TestListedTwice(t *testing.T) {
+	c := startPlain(t)
+	c.do("map", somewhere, 64<<20)
+	g := managedGuard(t, device.ManagedLimit, c.pid(), c.pid())
+	if _, err := g.tasks.acquire(c.pid()); err != nil {
+		t.Fatal(err)
+	}
+	if !g.reserveManaged(c.pid(), somewhere+1<<30, somewhere+1<<30+4<<20) {
+		t.Fatal("refused")
+	}
+	for range 2 {
+		g.look()
+		managedUse(t, g, 68*quota.MiB)
+	}
+}
+
 // TestPools: as many small mappings as there are channel groups are CUDA's own and not counted, unless they were announced.
 func TestPools(t *testing.T) {
 	c := startPlain(t)

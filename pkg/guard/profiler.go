@@ -50,6 +50,7 @@ func (g *Guard) checkStream(c *trappedCall) plan {
 		}
 	case rm.ControlStreamAlloc:
 		s.asked = true
+		g.account.noteObject(c.controlClient(), c.controlObject())
 		return plan{ask: true, commit: func() {
 			s.given |= 1 << rm.U32(c.params, rm.StreamAllocIndex) // nothing from 64 on
 			g.account.noteObject(c.controlClient(), c.controlObject())

@@ -266,6 +266,7 @@ func (r *restorer) recount() {
 			a.countChannel(o.runlist, 1)
 		}
 	}
+	r.recountRetained()
 	for _, x := range r.retained {
 		refer(x.context)
 		if x.channel == nil {
@@ -283,6 +284,24 @@ func (r *restorer) recount() {
 		r.recountFile(f)
 	}
 	r.sum()
+}
+
+// recountRetained counts by which files channels are kept. One that is kept by none was about to be registered, or has just been let go of.
+func (r *restorer) recountRetained() {
+	for _, x := range r.retained {
+		x.calls = 0
+	}
+	for _, f := range r.files {
+		for _, ch := range f.channels {
+			ch.kept.calls++
+		}
+	}
+	r.retained = slices.DeleteFunc(r.retained, func(x *retained) bool {
+		if x.calls == 0 && x.channel != nil {
+			x.channel.retained = nil
+		}
+		return x.calls == 0
+	})
 }
 
 func refer(charges ...*charge) {

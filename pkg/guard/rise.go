@@ -180,7 +180,11 @@ func (g *Guard) rise() {
 	for _, tgid := range f.Rooting {
 		g.endOwner(tgid, "it was making an RM client when the guard was killed")
 	}
+	for !g.work.TryLock() { // windows of what has ended may be looked at by now, and what changes meanwhile nobody would write down
+		time.Sleep(time.Millisecond) // to wait for the lock would keep others from it, whom its holder may wait for
+	}
 	g.beginBooks(f.Memory)
+	g.work.Unlock()
 	for gpu := range g.cfg.GPUs {
 		if len(g.account.groupsOn(gpu)) > 0 {
 			g.gpuTime.Made(gpu)

@@ -98,7 +98,7 @@ func (d *mortal) decidable(t Target, call *rm.Call) bool {
 	if rm.UVMShaped(call.Cmd) {
 		form, _ := d.guard.abi.UVM(call.Cmd)
 		switch call.Cmd {
-		case rm.UVMUnmapExternal, rm.UVMFree, rm.UVMCreateExternal:
+		case rm.UVMUnmapExternal, rm.UVMFree, rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool:
 			return true
 		case rm.UVMMapExternal:
 			f := d.guard.files.find(t.FD, nodeUVM)
@@ -261,6 +261,18 @@ func walkFalls(t *testing.T, any bool) {
 	t.Logf("%d guards fell; %d times a process was ended, %d times nobody went on", falls, ended, refused)
 }
 
+// commitAllTheTime has what is noted committed between any two notes, and not only at the ends of calls.
+func commitAllTheTime(b *books) (stop func()) {
+	var over atomic.Bool
+	go func() {
+		for !over.Load() {
+			b.commit(nil)
+			time.Sleep(10 * time.Microsecond)
+		}
+	}()
+	return func() { over.Store(true) }
+}
+
 func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err error) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	var d *mortal
@@ -283,6 +295,9 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 			w.c.kill() // its calls wait for a guard
 		}
 	}()
+	if random.IntN(2) == 0 {
+		defer commitAllTheTime(w.guard.books)()
+	}
 	d.before.Store(random.IntN(2) == 0)
 	d.calls.Store(1 + random.Int64N(400))
 	if d.own.Store(random.IntN(4) == 0); d.own.Load() && !any { // there are fewer
@@ -309,4 +324,39 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 		err = fmt.Errorf("step %d, fell %v, before the driver %v, in a call of its own %v: %w", step, fell, d.before.Load(), d.own.Load(), err)
 	}
 	return fell, killed, err
+}
+
+// TestFallenFree: a guard is killed when it is about to free memory that a channel writes errors to, and has not kept it yet. The next one
+// does not free it under the channel.
+func TestFallenFree(t *testing.T) {
+	const channel = 1
+	r := newRig(t)
+	d := r.newMortal()
+	d.any = true
+	if _, err := r.guard.guardClient(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(letInterrupt(), r.guard.newKeep(nil)); err != nil {
+		t.Fatal(err)
+	}
+	c := r.start()
+	a := c.do("open")[0]
+	memory := c.do("alloc", a, 8*mib)[0]
+	made := c.do("notifier", a, memory, 1)
+	d.before.Store(true)
+	d.calls.Store(1)
+	c.send("free", a, memory)
+	<-d.died
+	if err := r.fall(d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.answer(); err == nil {
+		_, _ = c.try("alloc", a, mib)
+		_, _ = c.try("token", a, made[channel])
+	}
+	if n := r.sim.Snapshot().Stray; n != 0 {
+		t.Errorf("%d writes to free memory", n)
+	}
+	c.kill()
+	r.empty()
 }

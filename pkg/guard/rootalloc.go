@@ -188,6 +188,7 @@ func (g *Guard) openedHere(fd int) bool {
 			g.log.Warn("cannot look at the container's nvidiactl", "pid", g.initPID)
 			return false
 		}
+		g.books.note(&g.own)
 	}
 	var st unix.Stat_t
 	return unix.Fstat(fd, &st) == nil && st.Dev == g.devDevice
@@ -254,16 +255,24 @@ func (g *Guard) clientLives(t Target, client uint32) bool {
 
 // clientGone takes a freed client out of the account; its file may have another one then.
 func (g *Guard) clientGone(c *client) {
+	if g.dropClient(c) {
+		g.endWindows()
+	}
+}
+
+func (g *Guard) dropClient(c *client) bool {
+	f := c.file
+	if f == nil {
+		return g.account.removeClient(c)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	g.books.note(f) // first, with the lock that its image takes: else the next guard may think that the file has a client
 	if !g.account.removeClient(c) {
-		return
+		return false
 	}
-	g.endWindows()
-	if f := c.file; f != nil {
-		f.mu.Lock()
-		if f.clients--; f.clients <= 0 {
-			f.clients, f.rooted = 0, false
-		}
-		g.books.note(f)
-		f.mu.Unlock()
+	if f.clients--; f.clients <= 0 {
+		f.clients, f.rooted = 0, false
 	}
+	return true
 }

@@ -49,6 +49,7 @@ func (g *Guard) resolveRoot(f *file, p *pendingRoot, candidate uint32, over bool
 func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
 	before := g.astrayAt.Swap(now.UnixNano())
+	g.books.note(&g.own)
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
 		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call",
 			"pid", p.task.proc.tgid)
@@ -198,8 +199,8 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 func (g *Guard) settleRoot(f *file, handle uint32) {
 	p := f.pending
 	g.rootSettled(p)
-	g.endPending(f)
 	g.clientFound(f, handle, p.task.proc.tgid)
+	g.endPending(f) // last: from then on the file may be closed for good, which ends the clients that are known
 }
 
 // endPending forgets a root alloc. The file is locked.
@@ -215,6 +216,7 @@ func (g *Guard) endPending(f *file) {
 // knows.
 func (g *Guard) endAllClients(p *pendingRoot) {
 	g.allEndedAt.Store(time.Now().UnixNano())
+	g.books.note(&g.own)
 	g.log.Error("threads of the container make something else of calls that ask for an RM client; "+
 		"all its RM clients are freed, and its processes that use the GPU killed",
 		"pid", p.task.proc.tgid)

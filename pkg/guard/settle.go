@@ -74,20 +74,32 @@ func madeBy(call *rm.Call) (client, handle uint32, ok bool) {
 // undoMade frees the object that a call may have made under a name that was free before.
 func (g *Guard) undoMade(t Target, x *flight, c *rm.Call) outcome {
 	client, _, ok := madeBy(c)
-	if !ok || client == 0 || x.made == 0 || x.made == client {
+	if !ok || client == 0 || x.made == 0 || x.made == client || g.account.isWritten(client, x.made) {
 		return unknown
 	}
 	if s, e := g.rmFree(t, client, x.made); e != 0 || s != rm.StatusOK && s != rm.StatusObjectNotFound {
 		return unknown
 	}
-	g.account.freeObject(client, x.made)
+	if _, known := g.account.lookup(client, x.made); known { // another thread may have made something with it already
+		g.objectFreed(t, client, x.made)
+	}
 	return undone
+}
+
+// isWritten reports that a channel which lives on writes errors to an object, or to what ends with it. The guard that was killed may not
+// have kept that (keepNotifiersOver).
+func (a *account) isWritten(client, handle uint32) bool {
+	list := a.notifiersBelow(client, handle)
+	for _, n := range list {
+		a.releaseObject(n.memory)
+	}
+	return len(list) > 0
 }
 
 // settleFree makes the call once more. What is not there has been freed.
 func (g *Guard) settleFree(t Target, x *flight, c *rm.Call) outcome {
 	client, handle := rm.U32(c.Outer, rm.FreeRoot), rm.U32(c.Outer, rm.FreeObject)
-	if handle == client { // that a client is not there the driver says of any other file, too
+	if handle == client || g.account.isWritten(client, handle) { // that a client is not there the driver says of any other file, too
 		return unknown
 	}
 	off, ok := g.abi.StatusOff(c.NR(), c.Size())
@@ -119,7 +131,7 @@ func (g *Guard) settleUVM(t Target, x *flight, c *rm.Call) outcome {
 		g.recordDrop(f, c.Cmd, form, c.Outer)
 		x.answer(form.Status, rm.StatusOK)
 		return answered
-	case rm.UVMCreateExternal:
+	case rm.UVMCreateExternal, rm.UVMMapDynamicRegion, rm.UVMAllocSemaphorePool: // of which other processes may have the file, too
 		return g.undoRange(t, f, rangeOf(c.Outer, form))
 	case rm.UVMMapExternal:
 		return g.undoMapping(t, f, c, form)

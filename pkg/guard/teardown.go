@@ -3,6 +3,7 @@
 package guard
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -94,20 +95,19 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	defer f.uvm.Unlock()
 	f.ended = true
 	f.mu.Lock()
-	maps, spaces := f.maps, f.spaces
-	f.maps, f.spaces = map[gpuUUID][]*uvmMap{}, map[gpuUUID]bool{}
-	g.books.note(f)
+	mapped, spaces := f.maps, slices.Collect(maps.Keys(f.spaces))
+	f.maps = map[gpuUUID][]*uvmMap{}
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
 	end := func(gpu gpuUUID) bool {
 		ended[gpu] = g.endVASpace(f, gpu)
 		return ended[gpu]
 	}
-	for gpu := range spaces {
+	for _, gpu := range spaces {
 		inUVM += timeIfDone(func() bool { return end(gpu) })
 		g.dropUVMGPU(f, gpu)
 	}
-	for gpu, list := range maps {
+	for gpu, list := range mapped {
 		if _, tried := ended[gpu]; !tried {
 			inUVM += timeIfDone(func() bool { return end(gpu) })
 		}

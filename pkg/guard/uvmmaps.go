@@ -38,6 +38,11 @@ type uvmMap struct {
 	tables *charge // of the page tables, of which a part keeps the whole; nil: not charged
 }
 
+// part is what is left of a mapping.
+func (m *uvmMap) part(base, end uint64) *uvmMap {
+	return &uvmMap{on: m.on, addresses: addresses{base, end}, gpu: m.gpu, charge: m.charge, tables: m.tables}
+}
+
 // UVM has a handle on what each mapping is of, and for all of the node it has 0x80000 of them (RS_UNIQUE_HANDLE_RANGE): its RM client is
 // one. So a container may have some mappings, and two for each 2 MiB that it may allocate, which is how libcuda maps it at the finest;
 // never more than half.
@@ -87,16 +92,10 @@ func (f *file) replaceRange(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, re
 	var before, after []*uvmMap
 	for _, m := range gone {
 		if m.base < x.base {
-			left := *m
-			left.entry = entry{}
-			left.end = x.base
-			before = append(before, &left)
+			before = append(before, m.part(m.base, x.base))
 		}
 		if m.end > x.end {
-			left := *m
-			left.entry = entry{}
-			left.base = x.end
-			after = append(after, &left)
+			after = append(after, m.part(x.end, m.end))
 		}
 	}
 	f.maps[gpu] = slices.Replace(f.maps[gpu], from, to, slices.Concat(before, with, after)...)
@@ -115,11 +114,9 @@ func (g *Guard) recordMapping(f *file, m uvmMap) {
 		with = append(with, &m)
 	}
 	gone, rest := f.replaceRange(m.addresses, m.gpu, with...)
+	g.noteMaps(gone, append(with, rest...))
 	f.mu.Unlock()
 	g.uvmMaps.Add(int64(len(with)))
-	for _, x := range with {
-		g.books.note(x)
-	}
 	g.recordMaps(gone, rest)
 }
 
@@ -127,8 +124,20 @@ func (g *Guard) recordMapping(f *file, m uvmMap) {
 func (g *Guard) recordUnmapping(f *file, x addresses, gpu gpuUUID) {
 	f.mu.Lock()
 	gone, rest := f.replaceRange(x, gpu)
+	g.noteMaps(gone, rest)
 	f.mu.Unlock()
 	g.recordMaps(gone, rest)
+}
+
+// noteMaps has the books say that some mappings are gone, and that others are there instead. The file is locked, as for an image: so a
+// commit has all of this, or nothing.
+func (g *Guard) noteMaps(gone, instead []*uvmMap) {
+	for _, m := range instead { // first: who commits waits for their images
+		g.books.note(m)
+	}
+	for _, m := range gone {
+		g.books.end(m)
+	}
 }
 
 // recordMaps: some mappings are gone, but for the rest of them.
@@ -137,7 +146,6 @@ func (g *Guard) recordMaps(gone, rest []*uvmMap) {
 	for _, m := range rest { // first: each holds what one of gone does
 		g.account.addReference(m.charge)
 		g.account.addReference(m.tables)
-		g.books.note(m)
 	}
 	for _, m := range gone {
 		g.dropMapping(m)

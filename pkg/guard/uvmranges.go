@@ -3,6 +3,8 @@
 package guard
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -181,9 +183,8 @@ func (g *Guard) dropRangeGroup(f *file, group uint64) {
 // come back. False: there were none.
 func (g *Guard) endRanges(f *file) bool {
 	f.mu.Lock()
-	ranges, groups := f.ranges, f.groups
-	f.ranges, f.groups = nil, nil
-	g.books.note(f)
+	ranges, groups := f.ranges, slices.Collect(maps.Keys(f.groups))
+	f.ranges = nil
 	f.mu.Unlock()
 	end := func(cmd uint32, x addresses) {
 		form, _ := g.abi.UVM(cmd)
@@ -198,9 +199,9 @@ func (g *Guard) endRanges(f *file) bool {
 		end(rm.UVMFree, r.addresses)
 		g.dropRange(r)
 	}
-	for id := range groups {
+	for _, id := range groups {
 		end(rm.UVMDestroyRangeGroup, addresses{base: id})
-		g.releaseUVMHost(groupHost)
+		g.dropRangeGroup(f, id)
 	}
 	return len(ranges)+len(groups) > 0
 }

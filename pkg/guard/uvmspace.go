@@ -236,10 +236,12 @@ func (g *Guard) dropUVMGPU(f *file, gpu gpuUUID) {
 			channels = append(channels, name)
 		}
 	}
-	delete(f.spaces, gpu)
-	g.books.note(f)
 	f.mu.Unlock()
 	for _, name := range channels {
 		g.dropUVMChannel(f, name)
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.spaces, gpu) // last: who ends the address space finds all the rest by it (endUVM)
+	g.books.note(f)
 }

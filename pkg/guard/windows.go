@@ -309,7 +309,7 @@ func (g *Guard) endWindows() {
 	if g.account.removeGoneWindows() > 0 {
 		g.endWindowsLater()
 	}
-	for _, w := range freed {
+	for _, w := range freed { // when the books have them no more: they name the charge
 		g.account.unreserveWindow(w)
 		g.account.dropReference(w.charge)
 	}
@@ -439,11 +439,11 @@ func (a *account) removeGoneWindows() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool {
+		if w.gone {
+			a.books.end(w) // before its descriptor is closed
+		}
 		if w.gone && !w.kept {
 			w.file.close(a.books)
-		}
-		if w.gone {
-			a.books.end(w)
 		}
 		return w.gone
 	})

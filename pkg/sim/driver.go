@@ -280,10 +280,15 @@ func (s *Session) CloseOthers(known []FileID) {
 	d := s.d
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.tick()
-	for _, f := range d.files {
-		if f.session == s.id && !slices.Contains(known, f.id) {
-			d.closeFile(f)
+	s.closeFiles(known)
+}
+
+// closeFiles closes all of the session's files but some. The driver is locked.
+func (s *Session) closeFiles(but []FileID) {
+	s.d.tick()
+	for _, f := range s.d.files {
+		if f.session == s.id && !slices.Contains(but, f.id) {
+			s.d.closeFile(f)
 		}
 	}
 }
@@ -318,12 +323,7 @@ func (s *Session) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.cancel()
-	d.tick()
-	for _, f := range d.files {
-		if f.session == s.id {
-			d.closeFile(f)
-		}
-	}
+	s.closeFiles(nil)
 	for k := range d.exports {
 		if k.session == s.id {
 			d.closeExport(k)

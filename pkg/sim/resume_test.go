@@ -91,6 +91,18 @@ func TestRevive(t *testing.T) {
 	}
 }
 
+// TestOlderBarrier: a guard that is older names no files. It waits for the one answer that it knows, and all stay open.
+func TestOlderBarrier(t *testing.T) {
+	d, path := startServer(t)
+	c := dial(t, path, 0)
+	if _, err := c.OpenFile(Control, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.do(opBarrier, nil); err != nil || d.Snapshot().Files != 1 {
+		t.Error(err, d.Snapshot().Files)
+	}
+}
+
 func (c *Conn) failed() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

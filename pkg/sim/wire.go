@@ -35,7 +35,7 @@ const (
 	opSwitches           // i32 minor, u64 since → u64 next, u8 lost, u32 count, switches
 	opPending            // i32 minor, u32 count, i32 pids → u8
 	opTrouble            // JSON
-	opBarrier            // u32 count, u32 files: all others are closed; answered when all requests before it are
+	opBarrier            // u32 count, u32 files: all others are closed, or nothing: none is; answered when all requests before it are
 )
 
 var errFrame = errors.New("sim: malformed frame")
