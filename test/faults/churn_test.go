@@ -170,6 +170,9 @@ func (x *lane) round(c churn, begin time.Time, round int) error {
 		if took, err = n.timed("plain", plain); err != nil {
 			return err
 		}
+		if r, err := n.record(plain); err == nil {
+			return fmt.Errorf("%s is to have no quota, and has %v", plain, r.VGPUs)
+		}
 		x.without = append(x.without, took)
 		_ = n.quick("cgpu-runtime", "delete", "--force", n.id(plain))
 	}

@@ -119,9 +119,6 @@ func (n *node) id(name string) string { return filepath.Base(n.dir) + "-" + name
 func (n *node) bundle(t testing.TB, name, script string, env ...string) {
 	t.Helper()
 	type object = map[string]any
-	if !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "CGPU_MEM=") }) {
-		env = append(env, "CGPU_MEM=4GiB")
-	}
 	config, err := json.Marshal(object{
 		"ociVersion": "1.0.2",
 		"linux": object{

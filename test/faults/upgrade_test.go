@@ -109,7 +109,7 @@ func TestUpgrade(t *testing.T) {
 	for i := range 3 {
 		name := fmt.Sprint("busy", i)
 		names = append(names, name)
-		n.bundle(t, name, busy, onSecond)
+		n.bundle(t, name, busy, fourGiB, onSecond)
 		must(t, n.runtime("create", "--bundle", n.path(name), n.id(name)))
 		t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id(name)) })
 		must(t, n.runtime("start", n.id(name)))
@@ -406,7 +406,7 @@ func TestUpgradeBeside(t *testing.T) {
 	must(t, n.runtime("resume", id))
 	must(t, n.neighbourWorks())
 
-	n.bundle(t, "tenant", tenant, onFirst)
+	n.bundle(t, "tenant", tenant, fourGiB, onFirst)
 	t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id("tenant")) })
 	for range 6 {
 		must(t, n.runtime("create", "--bundle", n.path("tenant"), n.id("tenant")))
