@@ -81,6 +81,7 @@ type client struct {
 	groups, channels map[uint32]*object
 	subdevices       map[uint32]*object
 	dependants       map[uint32]*object // see dependants.go
+	children         map[uint32]int     // by handle: how many objects end with it
 	notified         map[*object]bool   // memory that channels write errors to
 	fileSeenAt       place              // where its file was found last
 	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
@@ -113,7 +114,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 		a.dropClient(old)
 	}
 	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{},
-		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}, dependants: map[uint32]*object{}}
+		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}, dependants: map[uint32]*object{}, children: map[uint32]int{}}
 	a.clients[handle] = c
 	a.books.note(c)
 	return c

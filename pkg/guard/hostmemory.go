@@ -57,6 +57,9 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	if handle == 0 { // the driver would choose one that the guard does not learn
 		return answer(c.status(rm.StatusInvalidObjectNew))
 	}
+	if status := g.account.memoryParent(client, rm.U32(o, rm.AllocMemoryParent)); status != rm.StatusOK {
+		return answer(c.status(status))
+	}
 	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
 	size, ok := roundUp(limit+1, pageHost)
 	takes := size
@@ -81,6 +84,18 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	}
 	g.account.addObject(client, x, 0, takes, takes)
 	return pass()
+}
+
+// memoryParent is what the driver answers to a call for host memory below an object. What it refuses must leave no record: that would seem
+// to be below what is made under the name of its parent later.
+func (a *account) memoryParent(client, parent uint32) (status uint32) {
+	switch o, known := a.lookup(client, parent); {
+	case !known:
+		return rm.StatusObjectNotFound
+	case o.kind != rm.ClassDevice:
+		return rm.StatusInvalidObjectParent
+	}
+	return rm.StatusOK
 }
 
 // reserveHost takes host memory from what the container may have of it.

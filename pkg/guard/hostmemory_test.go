@@ -92,7 +92,8 @@ func TestHostMemory(t *testing.T) {
 		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.hostUsed)
 	}
 	// Below another parent it would outlive its record; and what is surely there has the size that it has.
-	parent = fakeMemory
+	parent = fakeDevice + 0x100
+	g.account.addObject(fakeClient, object{handle: parent, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
 	if s := old(0x85, 4096); s != rm.StatusInsertDuplicateName {
 		t.Errorf("below another parent: %s", rm.StatusName(s))
 	}

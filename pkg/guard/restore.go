@@ -257,11 +257,7 @@ func (r *restorer) group(v *handover.Object) *channelGroup {
 
 // relate finds again by what else an object is known.
 func (r *restorer) relate(o *object, c *client, v handover.Object) {
-	for _, h := range o.endsWith() {
-		if p := c.objects[h]; p != nil && p != o {
-			p.children++
-		}
-	}
+	c.countBelow(o, 1)
 	c.index(o)
 	r.guard.account.noteGroup(c, o)
 	for _, i := range v.Notifies {
