@@ -69,8 +69,14 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: class, kind: rm.ClassSysmem, gpu: noGPU,
 		host: true, madeInTask: true, size: size}
 	old, taken := g.account.lookup(client, handle)
-	if taken && (!old.madeInTask || old.parent != x.parent) { // below another parent it would outlive its record
+	switch {
+	case taken && !old.madeInTask:
 		return answer(c.status(rm.StatusInsertDuplicateName))
+	case !taken || old.parent != x.parent: // what is there would be taken for what this call makes; a call may have been refused before
+		if status := c.clearName(client, handle); status != rm.StatusOK {
+			return answer(c.status(status))
+		}
+		old, taken = object{}, false
 	}
 	if old.charge != nil { // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
 		takes -= min(takes, old.charge.size)

@@ -5,6 +5,7 @@ package guard
 import (
 	"math/rand/v2"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -119,7 +120,7 @@ func TestUncounted(t *testing.T) {
 		"made meanwhile":                   {false, classSystem, fakeDevice, true, rm.StatusObjectNotFound},
 	} {
 		u := &unseenObjects{}
-		d := &fakeDriver{unseen: true}
+		d := &fakeDriver{unseen: true, answer: u.answer}
 		g := withClient(newFakeGuard(t, d))
 		g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
 		ways := keepers(t, g)
@@ -153,6 +154,13 @@ func TestUncounted(t *testing.T) {
 			if s := keep(memory); s != want || kept != (want == rm.StatusOK) {
 				t.Errorf("%s, %s: %s, the driver was asked: %v", name, way, rm.StatusName(s), kept)
 			}
+		}
+		said := false
+		for msg := range g.logged {
+			said = said || strings.Contains(msg, "below another device")
+		}
+		if said != (name == "below another parent") {
+			t.Errorf("%s: the log says that it is below another device: %v", name, said)
 		}
 	}
 }
@@ -418,4 +426,25 @@ func (d *countingDriver) ownMemory(f *fakeCall, parent, handle uint32) (status u
 	o := fakeAlloc(parent, handle, classSystem, p)
 	f.escape(rm.EscAlloc, o, p)
 	return rm.U32(o, 40)
+}
+
+// TestNotAdopted: what a swapped call has made becomes no record's by a call under its name, which the driver refuses as it has that name.
+func TestNotAdopted(t *testing.T) {
+	const asked, made = 0x5c0000e1, 0x5c0000e2
+	d := newCountingDriver()
+	g := withClient(newFakeGuard(t, d))
+	d.guard = g
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	f := newFakeCall(t, g, fakeControl)
+	d.objects[fakeDevice] = counted{parent: fakeClient}
+	noteMemory(f, classOSDescriptor, fakeDevice, asked)
+	d.allocMemory(made, fakeDevice)
+	if rep := noteMemory(f, classOSDescriptor, fakeDevice, made); rep.resume || f.statusWord() != rm.StatusInsertDuplicateName {
+		t.Errorf("its name: %s", rm.StatusName(f.statusWord()))
+	}
+	o := make([]byte, rm.DupSize)
+	putWords(o, 0, fakeClient, fakeDevice, ours, fakeClient, made)
+	if f.escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) == rm.StatusOK {
+		t.Error("it has a second handle")
+	}
 }

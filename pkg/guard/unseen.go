@@ -14,24 +14,17 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client {
 		return false
 	}
-	c.named, c.gone = handle, false
+	c.named, c.gone, c.elsewhere = handle, false, false
 	g, roots := c.guard, c.guard.rootsLet.Load()
 	o, known := g.account.lookup(client, handle)
 	if known && o.isThere() {
 		return false
 	}
-	if c.node.kind == nodeGPU { // on which the driver tells nothing (NV_CTL_DEVICE_ONLY in escape.c)
-		of := g.account.client(client)
-		if of == nil {
-			return true
-		}
-		control, ok := g.fileOf(of)
-		if !ok {
-			return true
-		}
-		defer control.Done()
-		t = control
+	t, done, ok := c.telling(t, client)
+	if !ok {
+		return true
 	}
+	defer done()
 	class, s, e := g.handleInfo(t, client, handle, handleInfoClass)
 	there := e == 0 && s == rm.StatusOK
 	switch {
@@ -45,6 +38,43 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		return c.gone
 	}
 	return !known || class != classSystem && class != classOSDescriptor && class != o.class
+}
+
+// telling is the file on which the driver tells of a client's objects, where t is the call's. On a GPU's node it tells nothing
+// (NV_CTL_DEVICE_ONLY in escape.c). False: nobody has the client's file.
+func (c *trappedCall) telling(t Target, client uint32) (_ Target, done func(), ok bool) {
+	if c.node.kind != nodeGPU {
+		return t, func() {}, true
+	}
+	of := c.guard.account.client(client)
+	if of == nil {
+		return t, nil, false
+	}
+	control, ok := c.guard.fileOf(of)
+	return control, control.Done, ok
+}
+
+// clearName takes what the account has under a handle out of it, if the driver has nothing there. Otherwise it returns what the driver
+// answers to a call that makes an object under it. The caller holds the client's calls.
+func (c *trappedCall) clearName(client, handle uint32) (status uint32) {
+	t, done, ok := c.telling(c.target(), client)
+	if !ok {
+		return rm.StatusInvalidClient
+	}
+	defer done()
+	switch _, s, e := c.guard.handleInfo(t, client, handle, handleInfoClass); {
+	case e != 0:
+		return rm.StatusInvalidClient
+	case s == rm.StatusOK:
+		return rm.StatusInsertDuplicateName
+	case s != rm.StatusObjectNotFound:
+		return s
+	}
+	if _, known := c.guard.account.lookup(client, handle); known {
+		c.guard.objectFreed(t, client, handle)
+		c.guard.endWindows()
+	}
+	return rm.StatusOK
 }
 
 // isUncounted reports an object of which no call may make the driver keep more (RM_DUP_OBJECT, an export, a mapping, a window, another
@@ -66,6 +96,7 @@ func (c *trappedCall) isUncounted(t Target, client, handle uint32) bool {
 		return false
 	}
 	parent, s, e := c.guard.handleInfo(t, client, handle, handleInfoParent)
+	c.elsewhere = e == 0 && s == rm.StatusOK && parent != o.parent
 	return e != 0 || s != rm.StatusOK || parent != o.parent
 }
 
@@ -157,6 +188,12 @@ func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
 func (c *trappedCall) denyUnseen() reply {
 	if c.gone {
 		return c.status(rm.StatusObjectNotFound)
+	}
+	if c.elsewhere {
+		return c.deny(rm.StatusInvalidObjectHandle, "elsewhere",
+			"denied a call that would keep host memory: it is below another device than the "+
+				"RM_ALLOC_MEMORY said by which it was made, so another thread has changed that under way; free it, and make it again",
+			"call", rm.EscapeName(c.call.NR()), "object", c.named)
 	}
 	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made",
 		"call", rm.EscapeName(c.call.NR()), "object", c.named, "absent", c.absent)
