@@ -84,6 +84,10 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	if !ok || limit == ^uint64(0) || !g.account.roomForObject(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(takes) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
+	if !g.memoryCalls.let(c) {
+		g.account.unreserve(cost{host: true, size: takes})
+		return answer(c.status(rm.StatusInsufficientResources))
+	}
 	if taken {
 		g.account.growHost(client, handle, size, takes)
 		return pass()

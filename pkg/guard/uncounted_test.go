@@ -320,6 +320,9 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 	device := func() uint32 { return devices + r.Uint32N(2) }
 	memory := func() uint32 { return theirs + r.Uint32N(3) }
 	place := uint64(1)
+	tid, args, end := stuckThread(t)
+	defer end()
+	inside := func(is bool) { g.insideMemoryCall(tid, args, is) }
 	for i := range uint32(2) {
 		d.makeDevice(devices + i)
 	}
@@ -329,7 +332,7 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 		}
 	}
 	for range steps {
-		switch r.IntN(11) {
+		switch r.IntN(12) {
 		case 0: // as it was said
 			h, p := memory(), device()
 			if noteMemory(f, classSystem, p, h).resume {
@@ -368,6 +371,17 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 			}
 		case 10: // by the guard
 			d.ownMemory(f, device(), memory())
+		case 11: // made, not mapped, and freed, while others make calls
+			h, p := memory(), device()
+			if d.mayAlloc(h, p) != rm.StatusOK || !noteMemory(f, classSystem, p, h).resume {
+				continue
+			}
+			d.allocMemory(h, p)
+			inside(true)
+			f.escape(rm.EscFree, fakeFree([]uint32{h, p}[r.IntN(2)]))
+			d.ownMemory(f, device(), h)
+			d.freeByTask(h)
+			inside(false)
 		}
 	}
 	return d.most
