@@ -26,7 +26,7 @@ type memoryCall struct {
 }
 
 // maxMemoryCalls bounds them. Nobody honest has as many threads in that call at once.
-const maxMemoryCalls = 1024
+const maxMemoryCalls = 4096
 
 // let notes that a thread is let make one. False: there are too many.
 func (m *memoryCalls) let(c *trappedCall) bool {
@@ -51,13 +51,15 @@ func (m *memoryCalls) let(c *trappedCall) bool {
 
 // left is told that a thread makes a call: it has left the one before. If the call is no more, the thread may be in one after it.
 func (m *memoryCalls) left(c *trappedCall) {
-	if m.n.Load() == 0 || !c.valid() {
+	if m.n.Load() == 0 {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.inside, c.task.tid)
-	m.n.Store(int32(len(m.inside)))
+	if m.inside[c.task.tid] != nil && c.valid() {
+		delete(m.inside, c.task.tid)
+		m.n.Store(int32(len(m.inside)))
+	}
 }
 
 func (m *memoryCalls) forgetOver(tid int, x *memoryCall) (over bool) {

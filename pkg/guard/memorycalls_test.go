@@ -191,7 +191,8 @@ func TestManyMemoryCalls(t *testing.T) {
 func TestMemoryCallElsewhere(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	f := newFakeCall(t, g, fakeControl)
-	if rep := g.onOtherFile(&f.trappedCall, uint32(testCmd(rm.EscAllocMemory, rm.AllocMemorySize))); !rep.resume || g.memoryCalls.n.Load() != 1 {
+	if rep := g.onOtherFile(&f.trappedCall, uint32(testCmd(rm.EscAllocMemory, rm.AllocMemorySize))); !rep.resume ||
+		g.memoryCalls.n.Load() != 1 {
 		t.Errorf("%+v, %d calls are known", rep, g.memoryCalls.n.Load())
 	}
 }
