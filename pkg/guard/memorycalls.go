@@ -70,19 +70,23 @@ func (m *memoryCalls) forgetOver(tid int, x *memoryCall) (over bool) {
 	return over
 }
 
-// underWay returns the number of the last one, if a thread may be in one; else 0.
-func (m *memoryCalls) underWay() int64 {
-	if m.n.Load() == 0 {
-		return 0
-	}
+// quiet reports that no thread is in one, and the number of the last.
+func (m *memoryCalls) quiet() (quiet bool, last int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for tid, x := range m.inside {
 		if !m.forgetOver(tid, x) {
-			return m.number
+			return false, m.number
 		}
 	}
-	return 0
+	return true, m.number
+}
+
+// last is the number of the last one.
+func (m *memoryCalls) last() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.number
 }
 
 // over reports that no thread is in one of those up to a number any more.
@@ -105,8 +109,8 @@ func (g *Guard) doubtNames(client, handle uint32) {
 	if c == nil || known && o.isThere() && o.kind != rm.ClassDevice {
 		return
 	}
-	if n := g.memoryCalls.underWay(); n != 0 {
-		c.doubts.Store(n)
+	if quiet, last := g.memoryCalls.quiet(); !quiet {
+		c.doubts.Store(last)
 	}
 }
 
@@ -116,6 +120,19 @@ func (g *Guard) settleDoubts(clients callLock) {
 		if n := c.doubts.Load(); n != 0 && g.memoryCalls.over(n) {
 			c.doubts.Store(0)
 		}
+	}
+}
+
+// believe ends the doubt about an object that was there when no thread was in such a call: one that was let through since cannot have made
+// it, and so does not free it.
+func (g *Guard) believe(client, handle uint32, since int64) {
+	a := g.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	if o := c.object(handle); o != nil && c.doubts.Load() == 0 && g.memoryCalls.last() == since {
+		o.doubtful = false
+		a.books.note(o)
 	}
 }
 

@@ -83,6 +83,9 @@ func TestFreedByTask(t *testing.T) {
 		t.Errorf("while it is there: %s", rm.StatusName(s))
 	}
 	x.escape(rm.EscFree, fakeFree(ours))
+	if o, _ := x.guard.account.lookup(fakeClient, taskMade); !o.doubtful {
+		t.Error("it is believed while the thread is inside")
+	}
 	x.freeInCall()
 	if s := x.dup(); s == rm.StatusOK {
 		t.Error("a handle on what is not there")
@@ -136,6 +139,36 @@ func TestNoDoubt(t *testing.T) {
 		if o, known := x.guard.account.lookup(fakeClient, taskMade); !known || !o.isThere() {
 			t.Errorf("%s: %v, doubtful %v", name, known, o.doubtful)
 		}
+	}
+}
+
+// TestDoubtEnds: what is there when no thread is in such a call any more is asked about once more, and then believed.
+func TestDoubtEnds(t *testing.T) {
+	x := newFreedByTask(t)
+	x.escape(rm.EscFree, fakeFree(taskMade))
+	x.driver.ownMemory(x.fakeCall, taskOne, taskMade)
+	for _, step := range []struct {
+		inside   bool
+		doubtful bool
+	}{{true, true}, {false, false}} {
+		x.inside(step.inside)
+		if s := x.dup(); s != rm.StatusOK {
+			t.Error(rm.StatusName(s))
+		}
+		if o, _ := x.guard.account.lookup(fakeClient, taskMade); o.doubtful != step.doubtful {
+			t.Errorf("a thread is inside: %v, doubtful: %v", step.inside, o.doubtful)
+		}
+		x.escape(rm.EscFree, fakeFree(ours))
+	}
+	doubts := &x.guard.account.clients[fakeClient].doubts
+	doubts.Store(1)
+	x.guard.account.addObject(fakeClient, memoryObject(theirs, taskOne), 0, 0, 4096)
+	doubts.Store(0)
+	_, since := x.guard.memoryCalls.quiet()
+	x.guard.memoryCalls.let(&x.trappedCall) // while the driver is asked: it may have made what is there
+	x.guard.believe(fakeClient, theirs, since)
+	if o, _ := x.guard.account.lookup(fakeClient, theirs); !o.doubtful {
+		t.Error("it is believed when a call came in between")
 	}
 }
 

@@ -25,6 +25,7 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		return true
 	}
 	defer done()
+	quiet, since := g.memoryCalls.quiet()
 	class, s, e := g.handleInfo(t, client, handle, handleInfoClass)
 	there := e == 0 && s == rm.StatusOK
 	switch {
@@ -38,7 +39,11 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		return c.gone
 	}
 	if known && !o.madeInTask {
-		return !g.isStill(t, client, o, class)
+		still := g.isStill(t, client, o, class)
+		if still && quiet {
+			g.believe(client, handle, since)
+		}
+		return !still
 	}
 	return !known || class != classSystem && class != classOSDescriptor && class != o.class
 }
