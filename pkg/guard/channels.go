@@ -114,11 +114,15 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
-	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
+	page := rm.U32(p, rm.ChannelUserdMemory)
+	if page != 0 && c.isUncounted(c.target(), c.allocClient(), page) { // the guard takes handles on it (openUserPage)
+		return answer(c.denyUnseen())
+	}
+	if m, known := g.account.lookup(c.allocClient(), page); known && !m.isMemory() {
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory",
 			"class", rm.ClassName(m.class)))
 	}
-	if g.account.onOtherGPU(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
+	if g.account.onOtherGPU(c.allocClient(), page, g.account.gpuOf(c.allocClient(), o.parent)) {
 		return answer(c.denyOtherGPU())
 	}
 	if refusal, ok := g.checkNotifiers(c, &o); !ok {
@@ -135,12 +139,12 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 			"denied a channel without a context share of its own in a group that several clients have"))
 	}
 	if len(p) > rm.ChannelUserdOffset+8 {
-		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
-		page, ok := c.acquireObject(c.allocClient(), o.userd.memory)
+		o.userd = userd{page, rm.U64(p, rm.ChannelUserdOffset)}
+		memory, ok := c.acquireObject(c.allocClient(), page)
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}
-		o.charge = page.charge // the channel keeps it, whatever becomes of its handle
+		o.charge = memory.charge // the channel keeps it, whatever becomes of its handle
 	}
 	made := g.planObject(c, o)
 	commit := made.commit

@@ -48,7 +48,7 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
 	// Where a range names no address space it is that of the device.
-	if t := c.target(); c.isUnseen(t, client, memory) || c.isUnseen(t, client, device) || c.isUnseen(t, client, mapper.handle) {
+	if t := c.target(); c.isUncounted(t, client, memory) || c.isUnseen(t, client, device) || c.isUnseen(t, client, mapper.handle) {
 		return answer(c.denyUnseen())
 	}
 	// Peers map each other's memory by UVM. By this call they could with NVOS46_FLAGS_P2P, which CUDA does not use.
@@ -163,18 +163,14 @@ func (a *account) roomForDMA() bool {
 	return a.dmaMaps < maxDMAMaps
 }
 
-// addDMA records a mapping. Memory that the guard has not seen made (RM_ALLOC_MEMORY) gets a record now, so that the end of its handle, or
-// of the device, ends the mapping.
+// addDMA records a mapping.
 func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[clientHandle]
-	if c == nil || c.objects[mapper] == nil {
+	if c == nil || c.objects[mapper] == nil || c.objects[memory] == nil {
 		a.gpus[m.gpu].subUsed(m.tables)
 		return
-	}
-	if c.objects[memory] == nil {
-		a.insertObject(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU, madeInTask: true})
 	}
 	m.mapper, m.memory = c.objects[mapper], c.objects[memory]
 	a.linkDMA(&m)

@@ -46,6 +46,7 @@ func dmaGuard(t *testing.T) (*Guard, *fakeDriver, *fakeCall) {
 		return 0
 	}}
 	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxHostMemory.Bytes = 64 * quota.MiB
 	g.account.addObject(fakeClient, object{handle: fakeRange, parent: fakeDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU},
 		noGPU, 0, 0)
 	o := g.account.clients[fakeClient].objects[fakeMemory]
@@ -67,13 +68,15 @@ func TestMapDMALength(t *testing.T) {
 		{"beyond the end", fakeClient, fakeRange, fakeMemory, 8 << 20, 4096, rm.StatusInvalidLimit},
 		{"1 TiB", fakeClient, fakeRange, fakeMemory, 0, 1 << 40, rm.StatusInvalidLimit},
 		{"wraps around", fakeClient, fakeRange, fakeMemory, 4096, ^uint64(0) - 4095, rm.StatusInvalidLimit},
-		{"of the task's own making", fakeClient, fakeRange, 0x77, 0, 64 << 20, 0},
+		{"of the task's own making", fakeClient, fakeRange, 0x77, 0, 4 << 20, 0},
 		{"of the task's own making, too long", fakeClient, fakeRange, 0x77, 0, 64<<30 + 1, rm.StatusInvalidLimit},
+		{"that is not there", fakeClient, fakeRange, 0x78, 0, 4 << 20, rm.StatusObjectNotFound},
 		{"into nothing", fakeClient, 0x99, fakeMemory, 0, 4096, rm.StatusInvalidObjectHandle},
 		{"another container's client", 0xc1d00000, fakeRange, fakeMemory, 0, 4096, rm.StatusInvalidClient},
 	} {
 		g, d, f := dmaGuard(t)
 		g.slowBucket = slowCalls()
+		f.taskMemory(0x77, 4*quota.MiB)
 		o := mapDMA(c.client, c.mapper, c.memory, c.offset, c.length)
 		f.escape(rm.EscMapDMA, o)
 		if s := rm.U32(o, 56); s != c.status || (len(d.calls) == 0) != (c.status != 0) {
@@ -125,8 +128,9 @@ func TestMapDMAEnds(t *testing.T) {
 	d.answer = func(_ Target, call *rm.Call) syscall.Errno { rm.PutU32(call.Outer, 56, rm.StatusNoMemory); return 0 }
 	f.escape(rm.EscMapDMA, mapDMA(fakeClient, fakeRange, fakeMemory, 0, length))
 	wantUsage(t, g.account, 0, 8*quota.MiB)
-	// Memory that the guard has not seen made ends the mapping as well.
+	// Memory that the task made ends the mapping as well.
 	g, _, f = dmaGuard(t)
+	f.taskMemory(0x77, length)
 	f.escape(rm.EscMapDMA, mapDMA(fakeClient, fakeRange, 0x77, 0, length))
 	wantUsage(t, g.account, 0, 8*quota.MiB+tables)
 	f.escape(rm.EscFree, fakeFree(0x77))

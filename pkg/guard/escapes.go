@@ -109,7 +109,7 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !c.roomForReferences(x.charge, 0) {
 		return answer(c.denyReferences())
 	}
-	if src == dst && c.isUnseen(c.target(), src, object) || src != dst && c.isUnseenOf(src, object) ||
+	if src == dst && c.isUncounted(c.target(), src, object) || src != dst && c.isUncountedOf(src, object) ||
 		c.isUnseen(c.target(), dst, rm.U32(o, rm.DupParent)) {
 		return answer(c.denyUnseen())
 	}

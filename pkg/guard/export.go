@@ -65,7 +65,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		if o.spilled || o.charge != nil && o.charge.spilled {
 			return answer(g.refuseSpilled(c, "export"))
 		}
-		if c.isUnseen(c.target(), client, h) {
+		if h != 0 && c.isUncounted(c.target(), client, h) { // 0 empties a position
 			return answer(c.denyUnseen())
 		}
 	}

@@ -150,6 +150,7 @@ func TestExportOneByOne(t *testing.T) {
 		}
 		return 0
 	}}))
+	g.account.addObject(fakeClient, memoryObject(none, fakeDevice), noGPU, 0, 0)
 	c := newFakeCall(t, g, fakeControl)
 	fd, closeIt := exportFile(t)
 	p := exportCall(fd, 3, fakeMemory, 0, fakeMemory, none, fakeMemory)

@@ -32,7 +32,7 @@ func (a *account) fitsKernel(client, memory uint32, limit uint64) bool {
 func (g *Guard) checkContextDMA(c *trappedCall) plan {
 	client, p, o := c.allocClient(), c.params, c.newObject()
 	memory, limit := rm.U32(p, rm.ContextDMAMemory), rm.U64(p, rm.ContextDMALimit)
-	if m, _ := g.account.lookup(client, memory); c.isUnseen(c.target(), client, memory) || !c.isWhereSaid(client, m) {
+	if c.isUncounted(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
 	gpu, subdevice := g.account.gpuOf(client, o.parent), rm.U32(p, rm.ContextDMASubdevice)

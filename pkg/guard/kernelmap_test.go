@@ -108,9 +108,10 @@ func TestSurfacesOfOneMemory(t *testing.T) {
 
 // TestContextDMA: only little host memory is mapped into the kernel by one, and it ends with its memory.
 func TestContextDMA(t *testing.T) {
-	const host, task, unknown, dma = 0x81, 0x82, 0x83, 0x90
+	const host, task, dma = 0x81, 0x82, 0x90
 	d := &fakeDriver{}
 	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxHostMemory.Bytes = 64 * quota.MiB
 	f := newFakeCall(t, g, fakeControl)
 	f.hostMemory(host, quota.MiB)
 	f.taskMemory(task, quota.MiB)
@@ -124,9 +125,8 @@ func TestContextDMA(t *testing.T) {
 	}{
 		{host, rm.ContextDMAFlagKernel, uint64(maxKernelMap) - 1, false},
 		{task, rm.ContextDMAFlagKernel, 63, false},
-		{unknown, rm.ContextDMAFlagKernel, 63, false}, // what the task has pinned
 		{host, rm.ContextDMAFlagKernel, uint64(maxKernelMap), true},
-		{unknown, rm.ContextDMAFlagKernel, uint64(maxKernelMap), true},
+		{task, rm.ContextDMAFlagKernel, uint64(maxKernelMap), true},
 		{host, rm.ContextDMAFlagKernel, ^uint64(0), true},
 		{host, 0, 1<<20 - 1, false},
 		{fakeMemory, 0, 1<<20 - 1, false},
@@ -157,11 +157,12 @@ func TestMapDMAKernel(t *testing.T) {
 	const host = 0x81
 	_, d, f := dmaGuard(t)
 	f.hostMemory(host, quota.MiB)
+	f.taskMemory(host+1, quota.MiB)
 	for _, x := range []struct {
 		memory uint32
 		length uint64
 		kernel bool
-	}{{host, 64 << 10, true}, {host, 64<<10 + 1, false}, {host, 0, false}, {fakeMemory, 4096, false}, {0x83, 4096, true}} {
+	}{{host, 64 << 10, true}, {host, 64<<10 + 1, false}, {host, 0, false}, {fakeMemory, 4096, false}, {host + 1, 4096, true}} {
 		kernel := false
 		d.answer = func(_ Target, call *rm.Call) syscall.Errno {
 			kernel = rm.U32(call.Outer, rm.DMAFlags)&rm.DMAFlagKernel != 0

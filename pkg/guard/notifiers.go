@@ -44,7 +44,7 @@ func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok boo
 			continue
 		}
 		m, _ := g.account.lookup(client, h)
-		if c.isUnseen(c.target(), client, h) || !c.isWhereSaid(client, m) {
+		if c.isUncounted(c.target(), client, h) {
 			return c.denyUnseen(), false
 		}
 		if !m.isMemory() && m.kind != rm.ClassContextDMA {

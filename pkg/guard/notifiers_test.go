@@ -173,11 +173,14 @@ func TestNotifierKinds(t *testing.T) {
 			rm.PutU32(p, off, what)
 			alloc := fakeAlloc(group, channel, 0xc86f, p)
 			newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, alloc, p)
-			refused := c.refused
-			if off == rm.ChannelUserdMemory { // no context DMA; the driver keeps it, so it need not be known
-				refused = refused && o.handle == what || o.kind == rm.ClassContextDMA
+			refused, want := c.refused, uint32(rm.StatusInvalidObjectHandle)
+			if o.handle != what { // what is not there
+				want = rm.StatusObjectNotFound
 			}
-			if got := rm.U32(alloc, 40) == rm.StatusInvalidObjectHandle; got != refused {
+			if off == rm.ChannelUserdMemory { // no context DMA
+				refused = refused || o.kind == rm.ClassContextDMA
+			}
+			if got := rm.U32(alloc, 40) == want; got != refused {
 				t.Errorf("%s at %d: %s", name, off, rm.StatusName(rm.U32(alloc, 40)))
 			}
 		}

@@ -37,14 +37,14 @@ func (b *behindRecord) answer(t Target, call *rm.Call) syscall.Errno {
 
 // madeInTask is host memory that a task was let make.
 func madeInTask(handle uint32) object {
-	return object{handle: handle, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU, madeInTask: true}
+	return object{handle: handle, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU, host: true, madeInTask: true}
 }
 
 // TestDebugBehindRecord: a debugger reads no such page: the driver would have a second handle on it meanwhile.
 func TestDebugBehindRecord(t *testing.T) {
 	b := newBehindRecord()
 	f := newFakeCall(t, withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: b.answer})), fakeControl)
-	f.guard.account.addObject(fakeClient, madeInTask(pageOfAll), noGPU, 0, 0)
+	f.guard.account.addObject(fakeClient, madeInTask(pageOfAll), 0, 0, 4096)
 	for class, want := range map[uint32]uint32{classUserShared: rm.StatusNotSupported, classSystem: rm.StatusOK} {
 		b.classes[pageOfAll] = class
 		b.debugged.Store(0)
@@ -65,7 +65,7 @@ func TestNotifierBehindRecord(t *testing.T) {
 		b := newBehindRecord()
 		g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: b.answer}))
 		f := newFakeCall(t, g, fakeControl)
-		g.account.addObject(fakeClient, madeInTask(pageOfAll), noGPU, 0, 0)
+		g.account.addObject(fakeClient, madeInTask(pageOfAll), 0, 0, 4096)
 		g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
 		p := make([]byte, 368)
 		rm.PutU32(p, rm.ChannelNotifiers[0], pageOfAll)
@@ -99,7 +99,7 @@ func TestUserdBehindRecord(t *testing.T) {
 			}
 			return answer(target, call)
 		}
-		f.account.addObject(fakeClient, madeInTask(pageOfAll), noGPU, 0, 0)
+		f.account.addObject(fakeClient, madeInTask(pageOfAll), 0, 0, 4096)
 		f.userdChannel(pageOfAll)
 		b.classes[pageOfAll] = class
 		b.dups.Store(0) // the one of a look at the new channel

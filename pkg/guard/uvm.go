@@ -205,8 +205,7 @@ func (c *trappedCall) planUVMCall(maps []uvmMap, page quota.Bytes) (*file, plan)
 	}}
 }
 
-// checkMapExternal: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is
-// made in the task.
+// checkMapExternal: an object of one of the container's clients is mapped.
 func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	gpus := rm.U64(o, form.FD-uvmMapCount)
@@ -239,7 +238,7 @@ func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	if f == nil {
 		return p
 	}
-	if c.isUnseen(p.opened.target, client, memory) {
+	if c.isUncounted(p.opened.target, client, memory) {
 		g.dropTables(maps)
 		p.ask, p.answer = false, c.denyUnseen()
 		return p

@@ -94,9 +94,9 @@ func TestUVM(t *testing.T) {
 	}
 }
 
-// Host memory that the task made itself is mapped too: the guard opens the handle that the call names.
-func TestUVMMapsWhatItHasNotSeen(t *testing.T) {
-	const unseen = 0x5c0000ff
+// TestUVMMapsHostMemory: host memory that the task made itself is mapped too: the guard opens the handle that the call names.
+func TestUVMMapsHostMemory(t *testing.T) {
+	const made = 0x5c0000ff
 	shared, mapped := []uint32{}, false
 	d := &fakeDriver{}
 	g := withClient(newFakeGuard(t, d))
@@ -108,11 +108,13 @@ func TestUVMMapsWhatItHasNotSeen(t *testing.T) {
 		}
 		return 0
 	}
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	newFakeCall(t, g, fakeControl).taskMemory(made, 8*quota.MiB)
 	c, ctl := newFakeUVMCall(t, g)
 	o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
-	rm.PutU32(o, form.Object, unseen)
+	rm.PutU32(o, form.Object, made)
 	c.do(rm.UVMMapExternal, o)
-	if !mapped || !slices.Equal(shared, []uint32{unseen, unseen}) || rm.U32(o, form.Status) != rm.StatusOK {
+	if !mapped || !slices.Equal(shared, []uint32{made, made}) || rm.U32(o, form.Status) != rm.StatusOK {
 		t.Errorf("mapped %v, shared %#x, status %#x; want the handle that was named opened and closed", mapped, shared, rm.U32(o, form.Status))
 	}
 }

@@ -73,6 +73,8 @@ func TestMapTables(t *testing.T) {
 	g := withClient(newFakeGuard(t, d))
 	c, ctl := newFakeUVMCall(t, g)
 	const host, length = 0x5c0000ff, 8 << 20
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	newFakeCall(t, g, fakeControl).taskMemory(host, length)
 	do := func(memory uint32, base uint64) {
 		t.Helper()
 		o, form := uvmCall(g, rm.UVMMapExternal, base, length, ctl)

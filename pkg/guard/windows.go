@@ -57,7 +57,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	parent, _ := g.account.lookup(client, m.parent)
 	device, found := g.account.lookup(client, rm.U32(o, rm.MapMemoryDevice))
 	gpu := g.account.gpuOf(client, device.handle)
-	if !ok || m.handle == 0 || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
+	if !ok || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
 	if g.account.onOtherGPU(client, memory, gpu) || m.kind == rm.ClassUserShared && g.account.gpuOf(client, memory) != gpu {
@@ -66,8 +66,8 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	if !c.roomForReferences(m.charge, 0) {
 		return answer(c.denyReferences())
 	}
-	if g.isSecretlyUserShared(c.target(), client, m) {
-		return answer(c.denyUserShared())
+	if c.isUncounted(c.target(), client, memory) {
+		return answer(c.denyUnseen())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
 		return answer(c.status(rm.StatusInvalidLimit))
@@ -121,7 +121,7 @@ func (o *object) mappable() bool {
 	case rm.ClassVidmem, rm.ClassSysmem, rm.ClassUserShared:
 		return true
 	}
-	return o.host || o.class&0xff == classUsermode&0xff || o.class == 0 // imported; what it is the driver does not say
+	return o.host || o.class&0xff == classUsermode&0xff
 }
 
 const classUsermode = 0xc361 // VOLTA_USERMODE_A; those of later GPUs end in the same byte: where channels are told of work
@@ -200,7 +200,7 @@ func (g *Guard) dupToMap(own *rmclient.Client, handle, parent, client, memory ui
 	}
 	id := g.classOf(own.File(), own.Handle(), handle)
 	class, _ := g.abi.Class(id)
-	if is := (&object{class: id, kind: class.Kind, host: id == classOSDescriptor}); id == 0 || !is.mappable() {
+	if is := (&object{class: id, kind: class.Kind, host: id == classOSDescriptor}); !is.mappable() {
 		g.logOnce("notmemory", "denied a mapping of what is no memory", "class", rm.ClassName(id))
 		g.stats.denied.Add(1)
 		_, _ = own.Free(handle)

@@ -139,7 +139,7 @@ func TestWindowPages(t *testing.T) {
 // TestWindowIntoRegisters: the guard maps memory only, whatever stands in the account of a handle. What the task makes by itself can be all
 // of the GPU's registers (RM_ALLOC_MEMORY of class 0x3f), and who was root when he made his client, as the guard was, may map those.
 func TestWindowIntoRegisters(t *testing.T) {
-	const noted, unseen, second = 0x71, 0x72, 0x73
+	const noted, second = 0x71, 0x73
 	for _, x := range []struct {
 		class, want uint32
 		mapped      int
@@ -147,7 +147,7 @@ func TestWindowIntoRegisters(t *testing.T) {
 		{classSystem, rm.StatusOK, 1}, {classOSDescriptor, rm.StatusOK, 1}, {classVidmem, rm.StatusOK, 1}, {0xc561, rm.StatusOK, 1},
 		{classRegisters, rm.StatusInvalidObjectHandle, 0}, {0xc2, rm.StatusInvalidObjectHandle, 0}, {0, rm.StatusInvalidObjectHandle, 0},
 	} {
-		for name, handle := range map[string]uint32{"noted as host memory": noted, "another name of what nobody has seen": second} {
+		for name, handle := range map[string]uint32{"noted as host memory": noted, "another name of that": second} {
 			var dups, frees, maps int
 			d := &fakeDriver{}
 			g := withClient(newFakeGuard(t, d))
@@ -157,9 +157,9 @@ func TestWindowIntoRegisters(t *testing.T) {
 			}
 			f := newFakeCall(t, g, fakeControl)
 			g.account.addObject(fakeClient, object{handle: noted, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU,
-				host: true, madeInTask: true, size: quota.MiB}, noGPU, 0, 0)
+				host: true, madeInTask: true, size: quota.MiB}, 0, 0, quota.MiB)
 			dup := make([]byte, rm.DupSize)
-			putWords(dup, 0, fakeClient, fakeDevice, second, fakeClient, unseen)
+			putWords(dup, 0, fakeClient, fakeDevice, second, fakeClient, noted)
 			f.escape(rm.EscDupObject, dup)
 			d.reset(func(call *rm.Call) {
 				switch o := call.Outer; call.NR() {
@@ -195,7 +195,7 @@ func TestWindowIntoRegisters(t *testing.T) {
 // TestWindowBehindRecord: under a handle that the account has for host memory, which the task was to make, may be the page that all users
 // of the GPU share. The guard makes no handle on it, not even one that it frees: the driver counts that for good.
 func TestWindowBehindRecord(t *testing.T) {
-	u := &unseenObjects{classes: map[uint32]uint32{theirs: classUserShared}}
+	u := &unseenObjects{classes: map[uint32]uint32{}}
 	dups := 0
 	g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: func(t Target, call *rm.Call) syscall.Errno {
 		if call.NR() == rm.EscDupObject {
@@ -207,6 +207,7 @@ func TestWindowBehindRecord(t *testing.T) {
 	if rep := noteMemory(f, classSystem, fakeDevice, theirs); !rep.resume {
 		t.Fatalf("%+v", rep)
 	}
+	u.classes[theirs] = classUserShared
 	file, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -217,7 +218,7 @@ func TestWindowBehindRecord(t *testing.T) {
 	rm.PutU64(o, rm.MapMemoryLength, 4096)
 	rm.PutU32(o, rm.MapMemoryFD, uint32(file.Fd()))
 	f.escape(rm.EscMapMemory, o)
-	if s := rm.U32(o, rm.MapMemoryStatus); s != rm.StatusNotSupported || dups != 0 {
+	if s := rm.U32(o, rm.MapMemoryStatus); s != rm.StatusInvalidObjectHandle || dups != 0 {
 		t.Errorf("%s, %d handles made", rm.StatusName(s), dups)
 	}
 }
