@@ -4,7 +4,6 @@ package guard
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -91,7 +90,7 @@ type client struct {
 	ending           bool               // its channels are off for good, see Guard.stop
 	unseen           bool               // it has a channel that the guard has not seen made, and is being freed
 	wholeAt          int64              // one more than Guard.rootsLet when it had none for sure; see wholeclient.go
-	doubts           atomic.Int64       // what is made now may be freed by RM_ALLOC_MEMORY up to this one; see memorycalls.go
+	freed            freedNames         // that nothing is made under yet; with calls held, see memorycalls.go
 	osEvents         map[uint32]weakRef // the files that they came on, with which they end, by descriptor number
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the

@@ -147,6 +147,7 @@ func (g *Guard) checkAllocMemory(c *trappedCall) plan {
 	if c.wrapped { // it would not run, and must leave no record
 		return answer(fail(unix.EINVAL))
 	}
+	g.memoryCalls.giveWay(c)
 	return g.noteHostMemory(c, rm.U32(c.call.Outer, rm.AllocMemoryClass))
 }
 

@@ -67,13 +67,11 @@ func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
 			return c.deny(rm.StatusInvalidClient, "src", "denied a call on an object of another container's client", "client", src)
 		}
 		if r.locks {
-			lock, ok := g.account.lockCalls(dst, src)
+			rep, ok := c.lock(dst, src)
 			if !ok {
-				return c.status(rm.StatusInvalidClient)
+				return rep
 			}
-			defer lock.unlock()
-			c.locked = lock
-			g.settleDoubts(lock)
+			defer c.locked.unlock()
 		}
 	}
 	p := r.check(g, c)

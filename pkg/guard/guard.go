@@ -40,7 +40,7 @@ type Guard struct {
 	bill       *bill
 	guests     guests
 	slowBucket bucket       // of seconds, for calls that hold the driver's locks for long
-	waiters    atomic.Int32 // calls that wait for it
+	waiters    atomic.Int32 // calls that wait for it, or for RM_ALLOC_MEMORY to end
 	stats      stats
 	// tally outlives the guard once Run has begun (keepTally).
 	tally     *tally.Page
@@ -53,6 +53,7 @@ type Guard struct {
 	rootPatience    time.Duration
 	settledRoots    settledRoots
 	memoryCalls     memoryCalls
+	memoryPatience  time.Duration
 	astrayAt        atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
 	allEndedAt      atomic.Int64 // when everything of the container's was ended for that
 	sweepMu         sync.Mutex
@@ -170,7 +171,7 @@ func newGuard(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		done: make(chan struct{}), monitor: newMonitor(), filters: map[*listener]bool{},
 		files:      &fileTable{self: os.Getpid()},
 		events:     event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
-		slowBucket: slowCalls(), rootPatience: rootPatience,
+		slowBucket: slowCalls(), rootPatience: rootPatience, memoryPatience: memoryPatience,
 		bill:    newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
 		sentFDs: sentFDs{members: make(chan struct{}, 1), look: make(chan struct{}, 1)},
 		managed: managed{ran: make(chan struct{}, 1)},

@@ -36,12 +36,11 @@ func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
 	if !g.waitToPay(c, borrowPrice) {
 		return fail(unix.EINTR)
 	}
-	lock, ok := g.account.lockCalls(dst, dst)
+	rep, ok := c.lock(dst, dst)
 	if !ok {
-		return c.status(rm.StatusInvalidClient)
+		return rep
 	}
-	defer lock.unlock()
-	c.locked = lock
+	defer c.locked.unlock()
 	parent := rm.U32(c.call.Outer, rm.DupParent)
 	gpu, ok := g.gpuFor(dst, parent)
 	if !ok {
@@ -50,7 +49,7 @@ func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
 	if c.isUnseen(c.target(), dst, parent) {
 		return c.denyUnseen()
 	}
-	err := g.borrowFrom(c, gpu, api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc), PID: lock[0].tgid},
+	err := g.borrowFrom(c, gpu, api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc), PID: c.locked[0].tgid},
 		func(lent api.Lent, from lender, until time.Time) {
 			rep = c.execute(g.planBorrowed(c, dst, gpu, lent, from, until))
 		})

@@ -3,48 +3,61 @@
 package guard
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// memoryCalls are the RM_ALLOC_MEMORY that tasks were let make, until their threads are known to have left them. The driver itself frees
-// what such a call has made, if it cannot map that (_rmAllocMemorySystem), by a handle that may be another object's by then: where a call
-// through the guard has freed the first one meanwhile. So what is made under such circumstances is not believed to be there (doubtful).
+// memoryCalls are the RM_ALLOC_MEMORY that tasks were let make, until their threads are known to have left them. The driver makes the
+// object in such a call, maps it, and frees it if it cannot map it: three steps, each by the object's handle (_rmAllocMemorySystem). Where a
+// call through the guard frees the object in between, the next step is about what is made under that handle then. So nothing is until no
+// thread is inside (freedNames).
 type memoryCalls struct {
-	n      atomic.Int32
-	mu     sync.Mutex
-	inside map[int]*memoryCall // by thread, which makes one at a time
-	number int64               // of the last one
+	n       atomic.Int32
+	awaited atomic.Int32 // calls that wait until no thread is inside
+	looking sync.Mutex   // held while /proc is looked at, which takes time: others' calls need mu
+	mu      sync.Mutex
+	inside  map[int]*memoryCall // by thread, which makes one at a time
+	number  int64               // of the last one
+	quietAt atomic.Int64        // which was the last one when no thread was inside
 }
 
 type memoryCall struct {
-	args   [3]uint64
-	began  *cpuTime
-	number int64
+	args  [3]uint64
+	began *cpuTime
 }
 
-// maxMemoryCalls bounds them. Nobody honest has as many threads in that call at once.
-const maxMemoryCalls = 4096
+const (
+	// maxMemoryCalls bounds them. Nobody honest has as many threads in that call at once.
+	maxMemoryCalls = 4096
+	// memoryLooks is how many threads are looked for at once.
+	memoryLooks = 64
+	// memoryPatience is for how long a call waits until they are over.
+	memoryPatience = 10 * time.Second
+)
 
 // let notes that a thread is let make one. False: there are too many.
 func (m *memoryCalls) let(c *trappedCall) bool {
 	m.mu.Lock()
+	full := len(m.inside) >= maxMemoryCalls
+	m.mu.Unlock()
+	if full {
+		m.look()
+	}
+	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.inside) >= maxMemoryCalls {
-		for tid, x := range m.inside {
-			m.forgetOver(tid, x)
-		}
-		if len(m.inside) >= maxMemoryCalls {
-			return false
-		}
+		return false
 	}
 	if m.inside == nil {
 		m.inside = map[int]*memoryCall{}
 	}
 	m.number++
-	m.inside[c.task.tid] = &memoryCall{args: [3]uint64(c.notif.Args[:3]), number: m.number}
+	m.inside[c.task.tid] = &memoryCall{args: [3]uint64(c.notif.Args[:3])}
 	m.n.Store(int32(len(m.inside)))
 	return true
 }
@@ -57,29 +70,49 @@ func (m *memoryCalls) left(c *trappedCall) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.inside[c.task.tid] != nil && c.valid() {
-		delete(m.inside, c.task.tid)
-		m.n.Store(int32(len(m.inside)))
+		m.forget(c.task.tid)
 	}
 }
 
-func (m *memoryCalls) forgetOver(tid int, x *memoryCall) (over bool) {
-	if over = threadIn(tid, x.args, &x.began) == threadOutside; over {
-		delete(m.inside, tid)
-		m.n.Store(int32(len(m.inside)))
+// forget is for who holds mu.
+func (m *memoryCalls) forget(tid int) {
+	if delete(m.inside, tid); len(m.inside) == 0 {
+		m.quietAt.Store(m.number)
 	}
-	return over
+	m.n.Store(int32(len(m.inside)))
 }
 
-// quiet reports that no thread is in one, and the number of the last.
-func (m *memoryCalls) quiet() (quiet bool, last int64) {
+// look forgets threads that have left.
+func (m *memoryCalls) look() {
+	m.looking.Lock()
+	defer m.looking.Unlock()
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	some := make(map[int]*memoryCall, memoryLooks)
 	for tid, x := range m.inside {
-		if !m.forgetOver(tid, x) {
-			return false, m.number
+		if some[tid] = x; len(some) == memoryLooks {
+			break
 		}
 	}
-	return true, m.number
+	m.mu.Unlock()
+	for tid, x := range some {
+		if threadIn(tid, x.args, &x.began) != threadOutside {
+			continue
+		}
+		m.mu.Lock()
+		if m.inside[tid] == x {
+			m.forget(tid)
+		}
+		m.mu.Unlock()
+	}
+}
+
+// quietSince reports that at a moment since call n no thread was inside. That those up to n are over would not do: what one of them frees
+// by its handle may be what a later one has made.
+func (m *memoryCalls) quietSince(n int64) bool {
+	if m.quietAt.Load() < n {
+		m.look()
+	}
+	return m.quietAt.Load() >= n
 }
 
 // last is the number of the last one.
@@ -89,68 +122,152 @@ func (m *memoryCalls) last() int64 {
 	return m.number
 }
 
-// over reports that no thread is in one of those up to a number any more.
-func (m *memoryCalls) over(number int64) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for tid, x := range m.inside {
-		if x.number <= number && !m.forgetOver(tid, x) {
+// await polls until something is so. False: it is not, until then, or the caller is away.
+func (c *trappedCall) await(until time.Time, is func() bool) bool {
+	for pause := 50 * time.Microsecond; !is(); pause = min(2*pause, 4*time.Millisecond) {
+		if !c.valid() || time.Now().After(until) {
 			return false
 		}
+		time.Sleep(pause)
 	}
 	return true
 }
 
-// doubtNames is told that a call frees an object. If a task may have made that, or what is below it, while such calls are under way, they
-// may free by its handle what is made next: what is, before they are over, is doubtful. The caller holds the client's calls.
-func (g *Guard) doubtNames(client, handle uint32) {
-	c := g.account.client(client)
+// giveWay has one wait for those who wait until no thread is inside, or many threads would keep them waiting by turns.
+func (m *memoryCalls) giveWay(c *trappedCall) {
+	g := c.guard
+	defer g.waiters.Add(-1)
+	if g.waiters.Add(1) <= maxWaiters {
+		c.await(time.Now().Add(g.memoryPatience), func() bool { return m.awaited.Load() == 0 })
+	}
+}
+
+// freedNames are the handles of a client that were freed while threads were in RM_ALLOC_MEMORY, with the last such call then.
+type freedNames struct {
+	names map[uint32]int64
+	all   int64
+}
+
+// maxFreedNames bounds them; beyond, all handles of the client are among them.
+const maxFreedNames = 64
+
+// noteFreed is told that a call has freed an object. What the guard has made no such call is about. What a task may have made is below a
+// device, and of what ends with an object that is not known nothing is known. The caller holds the client's calls.
+func (g *Guard) noteFreed(client, handle uint32) {
+	m, c := &g.memoryCalls, g.account.client(client)
 	o, known := g.account.lookup(client, handle)
-	if c == nil || known && o.isThere() && o.kind != rm.ClassDevice {
+	if m.n.Load() == 0 || c == nil || known && o.isThere() && o.kind != rm.ClassDevice {
 		return
 	}
-	if quiet, last := g.memoryCalls.quiet(); !quiet {
-		c.doubts.Store(last)
+	n := m.last()
+	if m.quietSince(n) {
+		return
+	}
+	f := &c.freed
+	maps.DeleteFunc(f.names, func(_ uint32, at int64) bool { return at <= m.quietAt.Load() })
+	switch {
+	case !known || o.kind == rm.ClassDevice || len(f.names) >= maxFreedNames:
+		f.all = n
+	case f.names == nil:
+		f.names = map[uint32]int64{handle: n}
+	default:
+		f.names[handle] = n
 	}
 }
 
-// settleDoubts is for clients whose calls are locked, before they make anything.
-func (g *Guard) settleDoubts(clients callLock) {
-	for _, c := range clients {
-		if n := c.doubts.Load(); n != 0 && g.memoryCalls.over(n) {
-			c.doubts.Store(0)
-		}
+// until is the call since which there must have been a quiet moment before something is made under some handles; 0: none. The driver's
+// choice (0) may be any, since it counts up (clientGenResourceHandle_IMPL), so that others can have it before.
+func (f *freedNames) until(handles []uint32) (n int64) {
+	if len(handles) > 0 {
+		n = f.all
 	}
-}
-
-// believe ends the doubt about an object that was there when no thread was in such a call: one that was let through since cannot have made
-// it, and so does not free it.
-func (g *Guard) believe(client, handle uint32, since int64) {
-	a := g.account
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.clients[client]
-	if o := c.object(handle); o != nil && c.doubts.Load() == 0 && g.memoryCalls.last() == since {
-		o.doubtful = false
-		a.books.note(o)
-	}
-}
-
-// isStill reports that what the driver says of a doubtful object is what the account has of it. The driver may call memory by another
-// class than the guard, which spills it and imports it, and an event by that of another event.
-func (g *Guard) isStill(t Target, client uint32, o object, class uint32) bool {
-	if form, ok := g.abi.Class(class); class != o.class {
-		switch {
-		case !ok:
-			return false
-		case o.isMemory() || o.class == 0:
-			if form.Kind != rm.ClassVidmem && form.Kind != rm.ClassSysmem && form.Kind != rm.ClassInTask {
-				return false
+	for _, h := range handles {
+		n = max(n, f.names[h])
+		for _, at := range f.names {
+			if h == 0 {
+				n = max(n, at)
 			}
-		case o.kind != rm.ClassEvent || form.Kind != rm.ClassEvent:
-			return false
 		}
 	}
-	parent, s, e := g.handleInfo(t, client, o.handle, handleInfoParent)
-	return e == 0 && s == rm.StatusOK && parent == o.parent
+	return n
+}
+
+// lock locks the calls of the clients that the call names, once it may make objects in the first under the handles that it names. It holds
+// none while it waits: a thread in RM_ALLOC_MEMORY may wait for a page that another thread of its program brings, by such calls.
+func (c *trappedCall) lock(dst, src uint32) (reply, bool) {
+	for until := time.Now().Add(c.guard.memoryPatience); ; {
+		lock, ok := c.guard.account.lockCalls(dst, src)
+		if !ok {
+			return c.status(rm.StatusInvalidClient), false
+		}
+		n := c.madeNotBefore(lock.of(dst))
+		if n == 0 {
+			c.locked = lock
+			return reply{}, true
+		}
+		lock.unlock()
+		if rep, ok := c.awaitQuiet(n, until); !ok {
+			return rep, false
+		}
+	}
+}
+
+// madeNotBefore is the call since which there must have been a quiet moment; 0: it may be made.
+func (c *trappedCall) madeNotBefore(in *client) int64 {
+	f := &in.freed
+	if f.all == 0 && len(f.names) == 0 {
+		return 0
+	}
+	if n := f.until(c.newHandles()); n > c.guard.memoryCalls.quietAt.Load() {
+		return n
+	}
+	return 0
+}
+
+func (c *trappedCall) awaitQuiet(n int64, until time.Time) (reply, bool) {
+	g, m := c.guard, &c.guard.memoryCalls
+	defer g.waiters.Add(-1)
+	if g.waiters.Add(1) > maxWaiters {
+		return fail(syscall.EINTR), false // it comes again
+	}
+	m.awaited.Add(1)
+	defer m.awaited.Add(-1)
+	switch {
+	case c.await(until, func() bool { return m.quietSince(n) }):
+		return reply{}, true
+	case !c.valid():
+		return replyDone, false
+	}
+	// Not NV_ERR_INSERT_DUPLICATE_NAME: there is no such object.
+	return c.deny(rm.StatusBusyRetry, "freedname", "denied an object under a handle that was freed while another thread was in "+
+		"RM_ALLOC_MEMORY, and still is: the driver may take the one for the other; let that call end first",
+		"call", rm.EscapeName(c.call.NR())), false
+}
+
+// newHandles are the handles by which a call makes objects. 0: the driver chooses.
+func (c *trappedCall) newHandles() (list []uint32) {
+	o := c.call.Outer
+	switch c.call.NR() {
+	case rm.EscAlloc:
+		return []uint32{rm.U32(o, rm.AllocObject)}
+	case rm.EscAllocMemory:
+		return []uint32{rm.U32(o, rm.AllocMemoryObject)}
+	case rm.EscDupObject:
+		return []uint32{rm.U32(o, rm.DupObject)}
+	case rm.EscVidHeapControl:
+		switch rm.U32(o, rm.HeapFunction) {
+		case rm.HeapFnAllocSize, rm.HeapFnAllocSizeRange, rm.HeapFnAllocTiled:
+			return []uint32{rm.U32(o, rm.HeapAllocMemory)}
+		}
+	case rm.EscControl:
+		switch c.control.Kind {
+		case rm.ControlImportFD:
+			return []uint32{rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectHandle)}
+		case rm.ControlImportFDs:
+			for i := range min(int(rm.U16(c.params, importObjectsCount)), importObjectsMax) {
+				list = append(list, rm.U32(c.params, importObjectsList+4*i))
+			}
+		}
+	}
+	return list
 }

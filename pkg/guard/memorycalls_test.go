@@ -3,7 +3,11 @@
 package guard
 
 import (
+	"maps"
+	"os"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -26,6 +30,7 @@ func newFreedByTask(t *testing.T) *freedByTask {
 	g := withClient(newFakeGuard(t, d))
 	d.guard = g
 	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	g.memoryPatience = 0
 	d.makeDevice(taskOne)
 	d.makeDevice(taskTwo)
 	tid, args, end := stuckThread(t)
@@ -44,17 +49,14 @@ func (g *Guard) insideMemoryCall(tid int, args [3]uint64, is bool) {
 	m := &g.memoryCalls
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.number++
-	if clear(m.inside); is {
-		m.inside = map[int]*memoryCall{tid: {args: args, number: m.number}}
+	if is {
+		m.number++
+		m.inside = map[int]*memoryCall{tid: {args: args}}
+		m.n.Store(1)
+		return
 	}
-	m.n.Store(int32(len(m.inside)))
-}
-
-// freeInCall has the driver free what it cannot map.
-func (x *freedByTask) freeInCall() {
-	x.driver.freeByTask(taskMade)
-	x.inside(false)
+	clear(m.inside)
+	m.forget(tid)
 }
 
 func (d *countingDriver) freeByTask(handle uint32) {
@@ -64,52 +66,145 @@ func (d *countingDriver) freeByTask(handle uint32) {
 	}
 }
 
-func (x *freedByTask) dup() (status uint32) {
-	o := make([]byte, rm.DupSize)
-	putWords(o, 0, fakeClient, taskTwo, ours, fakeClient, taskMade)
-	x.escape(rm.EscDupObject, o)
-	return rm.U32(o, rm.DupStatus)
+// makes are calls that make an object under a handle.
+func (x *freedByTask) makes() map[string]func(handle uint32) (status uint32) {
+	return map[string]func(uint32) uint32{
+		"RM_ALLOC": func(h uint32) uint32 { return x.driver.ownMemory(x.fakeCall, taskTwo, h) },
+		"device memory": func(h uint32) uint32 {
+			p := make([]byte, 128)
+			rm.PutU32(p, rm.MemoryOwner, 1)
+			rm.PutU64(p, rm.MemorySize, 4096)
+			return x.alloc(h, classVidmem, p)
+		},
+		"RM_DUP_OBJECT": func(h uint32) uint32 {
+			o := make([]byte, rm.DupSize)
+			putWords(o, 0, fakeClient, fakeDevice, h, fakeClient, fakeMemory)
+			x.escape(rm.EscDupObject, o)
+			return rm.U32(o, rm.DupStatus)
+		},
+		"RM_VID_HEAP_CONTROL": func(h uint32) uint32 {
+			o := make([]byte, rm.HeapSize)
+			putWords(o, rm.HeapRoot, fakeClient)
+			putWords(o, rm.HeapParent, fakeDevice)
+			putWords(o, rm.HeapFunction, rm.HeapFnAllocSize)
+			putWords(o, rm.HeapAllocMemory, h)
+			rm.PutU64(o, rm.HeapAllocSize, 4096)
+			x.escape(rm.EscVidHeapControl, o)
+			return x.statusWord()
+		},
+		"RM_ALLOC_MEMORY of no memory": func(h uint32) uint32 {
+			noteMemory(x.fakeCall, classVidmem, fakeDevice, h)
+			return x.statusWord()
+		},
+	}
 }
 
-// TestFreedByTask: RM_ALLOC_MEMORY that cannot map what it has made frees that by its handle, in the task. By then it may be what the guard
-// has made, and would vouch for what is made there next.
-func TestFreedByTask(t *testing.T) {
+// TestFreedName: RM_ALLOC_MEMORY maps, and frees, by its handle. So nothing is made under that while the thread may be about to: device
+// memory would be mapped into the task's file, uncounted, or what the guard believes in be freed.
+func TestFreedName(t *testing.T) {
+	for name := range (*freedByTask)(nil).makes() {
+		for _, handle := range []uint32{taskMade, 0} {
+			x := newFreedByTask(t)
+			call := x.makes()[name]
+			x.escape(rm.EscFree, fakeFree(taskMade))
+			if s := call(handle); s != rm.StatusBusyRetry && handle != 0 || s == rm.StatusOK {
+				t.Errorf("%s of %#x: %s", name, handle, rm.StatusName(s))
+			}
+			if _, known := x.guard.account.lookup(fakeClient, taskMade); known {
+				t.Errorf("%s: the account has it", name)
+			}
+			if s := call(ours); s == rm.StatusBusyRetry {
+				t.Errorf("%s of another handle: %s", name, rm.StatusName(s))
+			}
+			x.inside(false)
+			if s := call(taskMade); s == rm.StatusBusyRetry {
+				t.Errorf("%s when the thread has left: %s", name, rm.StatusName(s))
+			}
+		}
+	}
+}
+
+// TestFreedNameWaits: a call waits until the thread has left, holds nobody up meanwhile, and is made then.
+func TestFreedNameWaits(t *testing.T) {
 	x := newFreedByTask(t)
+	x.guard.memoryPatience = memoryPatience
 	x.escape(rm.EscFree, fakeFree(taskMade))
+	begin, m := time.Now(), &x.guard.memoryCalls
+	go func() {
+		for m.awaited.Load() == 0 {
+			shortly()
+		}
+		lock, _ := x.guard.account.lockCalls(fakeClient, fakeClient)
+		lock.unlock()
+		x.inside(false)
+	}()
 	if s := x.driver.ownMemory(x.fakeCall, taskOne, taskMade); s != rm.StatusOK {
-		t.Fatal(rm.StatusName(s))
+		t.Error(rm.StatusName(s))
 	}
-	if s := x.dup(); s != rm.StatusOK {
-		t.Errorf("while it is there: %s", rm.StatusName(s))
-	}
-	x.escape(rm.EscFree, fakeFree(ours))
-	if o, _ := x.guard.account.lookup(fakeClient, taskMade); !o.doubtful {
-		t.Error("it is believed while the thread is inside")
-	}
-	x.freeInCall()
-	if s := x.dup(); s == rm.StatusOK {
-		t.Error("a handle on what is not there")
-	}
-	x.driver.allocMemory(taskMade, taskTwo) // swapped
-	if s := x.dup(); s != rm.StatusInvalidObjectHandle {
-		t.Errorf("a handle on what is below another device: %s", rm.StatusName(s))
+	if took := time.Since(begin); took > memoryPatience/2 || m.awaited.Load() != 0 || x.guard.waiters.Load() != 0 {
+		t.Errorf("after %v; %d wait", took, m.awaited.Load())
 	}
 }
 
-// TestFreedWithDevice: the first object can be freed with its device, too.
-func TestFreedWithDevice(t *testing.T) {
+// TestFreedNameWaitsForAll: threads that came later are waited for, too: one can have made what another frees. So they give way.
+func TestFreedNameWaitsForAll(t *testing.T) {
 	x := newFreedByTask(t)
-	x.escape(rm.EscFree, fakeFree(taskOne))
-	x.driver.makeDevice(taskOne)
-	x.driver.ownMemory(x.fakeCall, taskOne, taskMade)
-	x.freeInCall()
-	if o, known := x.guard.account.lookup(fakeClient, taskMade); known && o.isThere() {
-		t.Error("the account has as made by the guard what the driver has not")
+	m := &x.guard.memoryCalls
+	x.escape(rm.EscFree, fakeFree(taskMade))
+	m.mu.Lock()
+	first := *m.inside[slices.Collect(maps.Keys(m.inside))[0]]
+	m.inside[1<<22] = &memoryCall{args: first.args}
+	m.inside[os.Getppid()] = &memoryCall{} // it is not in an ioctl
+	m.number++
+	m.mu.Unlock()
+	if s := x.driver.ownMemory(x.fakeCall, taskOne, taskMade); s != rm.StatusBusyRetry {
+		t.Error(rm.StatusName(s))
+	}
+	if n := len(m.inside); n != 1 {
+		t.Errorf("%d are inside", n)
+	}
+	x.guard.memoryPatience = time.Minute
+	m.awaited.Store(1)
+	time.AfterFunc(5*time.Millisecond, func() { x.inside(false); m.awaited.Store(0) })
+	if rep := noteMemory(x.fakeCall, classSystem, taskOne, taskMade); !rep.resume || m.awaited.Load() != 0 {
+		t.Errorf("%+v while others wait", rep)
 	}
 }
 
-// TestNoDoubt: nobody is asked of what the guard has made, where nothing can have freed it.
-func TestNoDoubt(t *testing.T) {
+// TestFreedMany: with a device all that was below it is freed, and with what is not known nobody knows what.
+func TestFreedMany(t *testing.T) {
+	for name, free := range map[string]func(x *freedByTask){
+		"a device":       func(x *freedByTask) { x.escape(rm.EscFree, fakeFree(taskOne)) },
+		"an unknown one": func(x *freedByTask) { x.guard.objectFreed(x.target(), fakeClient, taskMade+0x1000) },
+		"many": func(x *freedByTask) {
+			for i := range uint32(maxFreedNames + 1) {
+				noteMemory(x.fakeCall, classSystem, taskOne, taskMade+1+i)
+				x.inside(true)
+				x.escape(rm.EscFree, fakeFree(taskMade+1+i))
+			}
+		},
+	} {
+		x := newFreedByTask(t)
+		free(x)
+		if s := x.driver.ownMemory(x.fakeCall, taskTwo, theirs); s != rm.StatusBusyRetry {
+			t.Errorf("%s: %s", name, rm.StatusName(s))
+		}
+		x.inside(false)
+		if s := x.driver.ownMemory(x.fakeCall, taskTwo, theirs); s != rm.StatusOK {
+			t.Errorf("%s: %s when the thread has left", name, rm.StatusName(s))
+		}
+		x.inside(true)
+		noteMemory(x.fakeCall, classSystem, taskTwo, taskMade)
+		x.inside(true)
+		x.escape(rm.EscFree, fakeFree(taskMade))
+		if f := &x.guard.account.clients[fakeClient].freed; len(f.names) != 1 {
+			t.Errorf("%s: %d names are remembered", name, len(f.names))
+		}
+	}
+}
+
+// TestNothingFreed: no call waits where the driver cannot take one thing for another.
+func TestNothingFreed(t *testing.T) {
 	free := func(x *freedByTask) { x.escape(rm.EscFree, fakeFree(taskMade)) }
 	for name, before := range map[string]func(*freedByTask){
 		"the thread makes another call": func(x *freedByTask) {
@@ -122,10 +217,6 @@ func TestNoDoubt(t *testing.T) {
 			x.guard.insideMemoryCall(1<<22, [3]uint64{}, true)
 			free(x)
 		},
-		"the call is over when it is made": func(x *freedByTask) {
-			free(x)
-			x.inside(false)
-		},
 		"nothing of the task's is freed": func(x *freedByTask) {
 			x.escape(rm.EscFree, fakeFree(fakeMemory))
 			x.driver.free(taskMade)
@@ -136,71 +227,20 @@ func TestNoDoubt(t *testing.T) {
 		if s := x.driver.ownMemory(x.fakeCall, taskOne, taskMade); s != rm.StatusOK {
 			t.Errorf("%s: %s", name, rm.StatusName(s))
 		}
-		if o, known := x.guard.account.lookup(fakeClient, taskMade); !known || !o.isThere() {
-			t.Errorf("%s: %v, doubtful %v", name, known, o.doubtful)
-		}
 	}
 }
 
-// TestDoubtEnds: what is there when no thread is in such a call any more is asked about once more, and then believed.
-func TestDoubtEnds(t *testing.T) {
-	x := newFreedByTask(t)
-	x.escape(rm.EscFree, fakeFree(taskMade))
-	x.driver.ownMemory(x.fakeCall, taskOne, taskMade)
-	for _, step := range []struct {
-		inside   bool
-		doubtful bool
-	}{{true, true}, {false, false}} {
-		x.inside(step.inside)
-		if s := x.dup(); s != rm.StatusOK {
-			t.Error(rm.StatusName(s))
-		}
-		if o, _ := x.guard.account.lookup(fakeClient, taskMade); o.doubtful != step.doubtful {
-			t.Errorf("a thread is inside: %v, doubtful: %v", step.inside, o.doubtful)
-		}
-		x.escape(rm.EscFree, fakeFree(ours))
+// TestMemoryLooks: however many threads there are, a call pays a look at some.
+func TestMemoryLooks(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	f := newFakeCall(t, g, fakeControl)
+	for i := range 3 * memoryLooks {
+		f.trappedCall.task = &task{tid: 1<<22 + i}
+		g.memoryCalls.let(&f.trappedCall)
 	}
-	doubts := &x.guard.account.clients[fakeClient].doubts
-	doubts.Store(1)
-	x.guard.account.addObject(fakeClient, memoryObject(theirs, taskOne), 0, 0, 4096)
-	doubts.Store(0)
-	_, since := x.guard.memoryCalls.quiet()
-	x.guard.memoryCalls.let(&x.trappedCall) // while the driver is asked: it may have made what is there
-	x.guard.believe(fakeClient, theirs, since)
-	if o, _ := x.guard.account.lookup(fakeClient, theirs); !o.doubtful {
-		t.Error("it is believed when a call came in between")
-	}
-}
-
-// TestDoubtfulStill: of a doubtful object the driver may say what it says of that object, and nothing else.
-func TestDoubtfulStill(t *testing.T) {
-	for name, x := range map[string]struct {
-		record object
-		class  uint32
-		want   bool
-	}{
-		"memory":                  {object{class: classVidmem, kind: rm.ClassVidmem}, classVidmem, true},
-		"spilled":                 {object{class: classVidmem, kind: rm.ClassVidmem, spilled: true}, classSystem, true},
-		"imported":                {object{kind: rm.ClassPlain}, classSystem, true},
-		"an event":                {object{class: 0x5, kind: rm.ClassEvent}, 0x79, true},
-		"a device":                {object{class: 0x80, kind: rm.ClassDevice}, 0x80, true},
-		"a device for memory":     {object{class: classVidmem, kind: rm.ClassVidmem}, 0x80, false},
-		"memory for a channel":    {object{class: 0xc86f, kind: rm.ClassChannel}, classSystem, false},
-		"memory for an event":     {object{class: 0x5, kind: rm.ClassEvent}, classSystem, false},
-		"something for an import": {object{kind: rm.ClassPlain}, 0xc86f, false},
-		"what nobody knows":       {object{class: 0x80, kind: rm.ClassDevice}, 0xffff, false},
-	} {
-		for _, parent := range []uint32{fakeDevice, fakeDevice + 0x100} {
-			u := &unseenObjects{classes: map[uint32]uint32{theirs: x.class}, parents: map[uint32]uint32{theirs: parent}}
-			g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: u.answer}))
-			f := newFakeCall(t, g, fakeControl)
-			g.account.clients[fakeClient].doubts.Store(1)
-			o := x.record
-			o.handle, o.parent, o.gpu = theirs, fakeDevice, noGPU
-			g.account.addObject(fakeClient, o, noGPU, 0, 0)
-			if is := !f.isUnseen(f.target(), fakeClient, theirs); is != (x.want && parent == fakeDevice) {
-				t.Errorf("%s below %#x: %v", name, parent, is)
-			}
+	for i := range 3 {
+		if quiet := g.memoryCalls.quietSince(1); quiet != (i == 2) || len(g.memoryCalls.inside) != (2-i)*memoryLooks {
+			t.Errorf("after %d looks: %v, %d", i+1, quiet, len(g.memoryCalls.inside))
 		}
 	}
 }

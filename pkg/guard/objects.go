@@ -22,7 +22,6 @@ type object struct {
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
 	madeInTask            bool                   // the task was let make it, and may not have
-	doubtful              bool                   // the driver may have freed it in a call of the task's, see memorycalls.go
 	space                 uint32                 // handle of a range's address space (0: the device's) or a context DMA's memory: ends with it
 	secondCharge          *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
@@ -83,7 +82,6 @@ func (a *account) insertObject(c *client, o *object) {
 	}
 	c.objects[o.handle] = o
 	o.owner = c
-	o.doubtful = c.doubts.Load() != 0
 	a.books.note(o)
 	c.countBelow(o, 1)
 	a.objects++

@@ -322,6 +322,7 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 	place := uint64(1)
 	tid, args, end := stuckThread(t)
 	defer end()
+	g.memoryPatience = 0
 	inside := func(is bool) { g.insideMemoryCall(tid, args, is) }
 	for i := range uint32(2) {
 		d.makeDevice(devices + i)
@@ -379,7 +380,9 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 			d.allocMemory(h, p)
 			inside(true)
 			f.escape(rm.EscFree, fakeFree([]uint32{h, p}[r.IntN(2)]))
-			d.ownMemory(f, device(), h)
+			if d.ownMemory(f, device(), h) == rm.StatusOK {
+				t.Error("memory is made under a handle that a thread is about to free")
+			}
 			d.freeByTask(h)
 			inside(false)
 		}

@@ -25,7 +25,6 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		return true
 	}
 	defer done()
-	quiet, since := g.memoryCalls.quiet()
 	class, s, e := g.handleInfo(t, client, handle, handleInfoClass)
 	there := e == 0 && s == rm.StatusOK
 	switch {
@@ -37,13 +36,6 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		}
 		c.gone = g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0 || g.insideSettledRoot()
 		return c.gone
-	}
-	if known && !o.madeInTask {
-		still := g.isStill(t, client, o, class)
-		if still && quiet {
-			g.believe(client, handle, since)
-		}
-		return !still
 	}
 	return !known || class != classSystem && class != classOSDescriptor && class != o.class
 }
@@ -100,7 +92,7 @@ func (c *trappedCall) isUncounted(t Target, client, handle uint32) bool {
 		return true
 	case o.charge == nil && (o.madeInTask || o.kind == rm.ClassPlain && o.class == 0): // from before an upgrade: of it nothing is known
 		return true
-	case !o.madeInTask: // of a doubtful one the driver has told
+	case !o.madeInTask:
 		return false
 	}
 	parent, s, e := c.guard.handleInfo(t, client, handle, handleInfoParent)
@@ -123,9 +115,9 @@ func (c *trappedCall) isUncountedOf(client, handle uint32) bool {
 }
 
 // isThere reports that what the account has under a handle is what the driver has: the guard has made it. Of what the task was let make the
-// record says nothing: the driver may have refused it, and the handle be given to something else since. Of a doubtful one neither. What the
-// driver ends with something else is taken out of the account then (dependants.go).
-func (o *object) isThere() bool { return !o.madeInTask && !o.doubtful }
+// record says nothing: the driver may have refused it, and the handle be given to something else since. What the driver ends with something
+// else is taken out of the account then (dependants.go).
+func (o *object) isThere() bool { return !o.madeInTask }
 
 // namesUnseen reports that the parameters of an RM_ALLOC name such an object: a name of an address space, or of memory, is as good as a
 // place below it.
@@ -171,7 +163,7 @@ func (c *trappedCall) overtaken() bool { return c.absent && c.guard.rootsLet.Loa
 // share: a root alloc that became another call can have made that. The guard asks before it has a handle of its own on it, since the driver
 // counts that for good (classUserShared).
 func (g *Guard) isSecretlyUserShared(t Target, client uint32, o object) bool {
-	return (!o.isThere() || o.class == 0) && g.classOf(t, client, o.handle) == classUserShared
+	return (o.madeInTask || o.class == 0) && g.classOf(t, client, o.handle) == classUserShared
 }
 
 // handleInfo asks the driver about an object, on the file of its client.
