@@ -49,7 +49,8 @@ func (g *Guard) borrow(c *trappedCall, dst, src uint32) (rep reply) {
 	if c.isUnseen(c.target(), dst, parent) {
 		return c.denyUnseen()
 	}
-	err := g.borrowFrom(c, gpu, api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc), PID: c.locked[0].tgid},
+	err := g.borrowFrom(c, gpu, api.Loan{Domain: g.cfg.Domain, Client: src, Object: rm.U32(c.call.Outer, rm.DupObjectSrc),
+		PID: c.locked[0].tgid},
 		func(lent api.Lent, from lender, until time.Time) {
 			rep = c.execute(g.planBorrowed(c, dst, gpu, lent, from, until))
 		})

@@ -4,6 +4,7 @@ package guard
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -13,8 +14,8 @@ import (
 )
 
 // memoryCalls are the RM_ALLOC_MEMORY that tasks were let make, until their threads are known to have left them. The driver makes the
-// object in such a call, maps it, and frees it if it cannot map it: three steps, each by the object's handle (_rmAllocMemorySystem). Where a
-// call through the guard frees the object in between, the next step is about what is made under that handle then. So nothing is until no
+// object in such a call, maps it, and frees it if it cannot map it: three steps, each by the object's handle (_rmAllocMemorySystem). Where
+// a call through the guard frees the object in between, the next step is about what is made under that handle then. So nothing is until no
 // thread is inside (freedNames).
 type memoryCalls struct {
 	n       atomic.Int32
@@ -181,12 +182,9 @@ func (f *freedNames) until(handles []uint32) (n int64) {
 	if len(handles) > 0 {
 		n = f.all
 	}
-	for _, h := range handles {
-		n = max(n, f.names[h])
-		for _, at := range f.names {
-			if h == 0 {
-				n = max(n, at)
-			}
+	for name, at := range f.names {
+		if slices.Contains(handles, name) || slices.Contains(handles, 0) {
+			n = max(n, at)
 		}
 	}
 	return n
@@ -246,23 +244,16 @@ func (c *trappedCall) awaitQuiet(n int64, until time.Time) (reply, bool) {
 
 // newHandles are the handles by which a call makes objects. 0: the driver chooses.
 func (c *trappedCall) newHandles() (list []uint32) {
-	o := c.call.Outer
+	if _, h, ok := madeBy(&c.call); ok {
+		return []uint32{h}
+	}
 	switch c.call.NR() {
-	case rm.EscAlloc:
-		return []uint32{rm.U32(o, rm.AllocObject)}
 	case rm.EscAllocMemory:
-		return []uint32{rm.U32(o, rm.AllocMemoryObject)}
-	case rm.EscDupObject:
-		return []uint32{rm.U32(o, rm.DupObject)}
-	case rm.EscVidHeapControl:
-		switch rm.U32(o, rm.HeapFunction) {
-		case rm.HeapFnAllocSize, rm.HeapFnAllocSizeRange, rm.HeapFnAllocTiled:
-			return []uint32{rm.U32(o, rm.HeapAllocMemory)}
-		}
+		list = []uint32{rm.U32(c.call.Outer, rm.AllocMemoryObject)}
 	case rm.EscControl:
 		switch c.control.Kind {
 		case rm.ControlImportFD:
-			return []uint32{rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectHandle)}
+			list = []uint32{rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectHandle)}
 		case rm.ControlImportFDs:
 			for i := range min(int(rm.U16(c.params, importObjectsCount)), importObjectsMax) {
 				list = append(list, rm.U32(c.params, importObjectsList+4*i))

@@ -124,6 +124,24 @@ func TestFreedName(t *testing.T) {
 	}
 }
 
+// TestImportedNames: imports make objects as well, one or several.
+func TestImportedNames(t *testing.T) {
+	one, several := make([]byte, 64), make([]byte, 4096)
+	rm.PutU32(one, rm.ImportFDObject+rm.ExportObjectHandle, ours)
+	several[importObjectsCount] = 2
+	putWords(several, importObjectsList, ours, theirs, fakeMemory)
+	for kind, x := range map[rm.ControlKind]struct {
+		params []byte
+		want   []uint32
+	}{rm.ControlImportFD: {one, []uint32{ours}}, rm.ControlImportFDs: {several, []uint32{ours, theirs}}, rm.ControlExportFD: {one, nil}} {
+		c := &trappedCall{control: rm.Control{Kind: kind}, params: x.params}
+		c.call.Cmd = uint32(testCmd(rm.EscControl, rm.ControlSize))
+		if got := c.newHandles(); !slices.Equal(got, x.want) {
+			t.Errorf("%v: %#x", kind, got)
+		}
+	}
+}
+
 // TestFreedNameWaits: a call waits until the thread has left, holds nobody up meanwhile, and is made then.
 func TestFreedNameWaits(t *testing.T) {
 	x := newFreedByTask(t)
