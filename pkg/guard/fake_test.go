@@ -164,7 +164,7 @@ func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
 
 func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	c.mem.reset()
-	c.trappedCall = trappedCall{guard: c.guard, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
+	c.trappedCall = trappedCall{guard: c.guard, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node, file: c.file, flight: c.flight,
 		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	escaped.Store(unsafe.SliceData(o))
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))

@@ -192,7 +192,7 @@ var errRefused = errors.New("the container is as without a keeper")
 func (r *rig) closeLeft(f *Fallen) {
 	kept := f.Descriptors()
 	for _, x := range f.flights() {
-		if x.undecided(f.last) {
+		if x.outcome(f.last) == unknown {
 			kept = append(kept, int(x.fd))
 		}
 	}
