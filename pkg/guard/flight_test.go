@@ -39,25 +39,22 @@ func newFlying(t *testing.T) *flying {
 	x.guard = spillGuard(t, &fakeDriver{answer: x.exec}, 128*quota.MiB)
 	x.guard.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
 	x.guard.cfg.Settings.Managed = device.ManagedAllow // nobody looks at maps when the test is over
-	var err error
-	if x.memory, err = keeper.NewMemory(); err != nil {
+	x.guard.filters = map[*listener]bool{}
+	if err := x.guard.newKeep(nil); err != nil {
 		t.Fatal(err)
 	}
+	x.memory = x.guard.keep.memory
 	t.Cleanup(x.memory.Close)
-	j, err := journal.New(x.memory.Active())
+	x.rm = newFakeCall(t, x.guard, fakeControl)
+	x.uvm, _ = newFakeUVMCall(t, x.guard)
+	mem, f, err := x.guard.newScratch()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(j.Close)
-	x.memory.SetFiles(j.Descriptors())
-	x.guard.keepBooks(j, func(err error) { t.Error(err) })
-	x.rm = newFakeCall(t, x.guard, fakeControl)
-	x.uvm, _ = newFakeUVMCall(t, x.guard)
-	var body []byte
-	x.flight, body = flightAt(x.memory.Flight(0))
+	x.flight = f
 	for _, c := range []*fakeCall{x.rm, x.uvm} {
 		c.mem.unmap()
-		c.mem, c.flight = &arena{mem: body, release: func() {}}, x.flight
+		c.mem, c.flight = &arena{mem: mem.mem, release: func() {}}, f
 	}
 	return x
 }
@@ -157,6 +154,9 @@ func (x *flying) serve(n int, call flyingCall) {
 	x.in("written")
 }
 
+// flyingPlace is the flight that a guard takes first.
+const flyingPlace = keeper.MaxFlights - 1
+
 func flyingHandle(n int) uint32 { return 0x5c100000 + uint32(n) }
 
 // check compares what the next guard finds of the n-th call with what it is.
@@ -212,7 +212,7 @@ func TestFlight(t *testing.T) {
 				var points []string
 				asked := false
 				x.in = func(point string) {
-					m := slices.Clone(x.memory.Flight(0))
+					m := slices.Clone(x.memory.Flight(flyingPlace))
 					left, _ := flightAt(m)
 					if point == "written" { // killed when it was not
 						if err := left.check(2, call, left.outcome(last)); err != nil || (left.outcome(last) == unknown) != (call.cmd != 0) {
@@ -275,7 +275,7 @@ func TestFlightStepped(t *testing.T) {
 	}
 	m := memoryOf(t, cmd.Process.Pid, fd)
 	s := stepper{memory: m, files: journalFiles(t, cmd.Process.Pid, m)}
-	s.flight, _ = flightAt(m.Flight(0))
+	s.flight, _ = flightAt(m.Flight(flyingPlace))
 	if err := unix.PtraceSeize(tid); err != nil {
 		t.Fatal(err)
 	}
@@ -368,12 +368,12 @@ func (s *stepper) run(tid int) error {
 		default:
 			deliver = int(status.StopSignal())
 		}
+		if err := s.look(); err != nil {
+			return fmt.Errorf("after %d instructions: %w", s.steps, err)
+		}
 		request := uintptr(unix.PTRACE_CONT)
-		if stepping {
+		if stepping && s.settled.Load() != 0 == (s.came == answered) { // else the rest is how the journal is written
 			request = unix.PTRACE_SINGLESTEP
-			if err := s.look(); err != nil {
-				return fmt.Errorf("after %d instructions: %w", s.steps, err)
-			}
 		}
 		if _, _, e := unix.Syscall6(unix.SYS_PTRACE, request, uintptr(tid), 0, uintptr(deliver), 0, 0); e != 0 {
 			return os.NewSyscallError("ptrace", e)
