@@ -244,6 +244,9 @@ func TestFlight(t *testing.T) {
 
 const steppedEnv = "CGPU_TEST_STEPPED"
 
+// steppedCalls are some, as each takes ten thousand instructions.
+var steppedCalls = flyingCalls[:6]
+
 // TestFlightStepped is TestFlight at each instruction of calls.
 func TestFlightStepped(t *testing.T) {
 	if os.Getenv(steppedEnv) != "" {
@@ -328,7 +331,7 @@ func serveStepped(t *testing.T) {
 			signal(unix.SIGUSR2)
 		}
 	}
-	for i, call := range flyingCalls {
+	for i, call := range steppedCalls {
 		signal(unix.SIGUSR1)
 		x.serve(i+1, call)
 	}
@@ -353,7 +356,7 @@ func (s *stepper) run(tid int) error {
 	for {
 		var status unix.WaitStatus
 		if _, err := unix.Wait4(tid, &status, unix.WALL, nil); err != nil || !status.Stopped() {
-			if s.n == len(flyingCalls) && s.came == answered {
+			if s.n == len(steppedCalls) && s.came == answered {
 				return nil
 			}
 			return fmt.Errorf("after call %d: %v, %v", s.n, status, err)
