@@ -168,7 +168,7 @@ func (r *rig) fall(d *mortal) error {
 	if !d.commit.Load() { // else it was locked when that guard died
 		old.books.commits.Lock() // whoever would answer, or write something down, stays
 	}
-	go old.work.Lock()       // and who would do something by himself
+	go old.work.Lock() // and who would do something by himself
 	old.watch.mu.Lock()
 	for fd := range old.watch.on {
 		_ = unix.EpollCtl(old.watch.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
