@@ -217,6 +217,7 @@ func (g *Guard) grantRight(t Target, c *client, what openRight) (s uint32, e uni
 	if c.open.calls[what] == 0 {
 		g.noteRight(c, what)
 		if s, e = g.callShare(t, c, what, 0); e != 0 || s != rm.StatusOK {
+			g.forgetRight(c, what)
 			return s, e
 		}
 	}
