@@ -132,13 +132,12 @@ func hostileTOCTOUMemory(c *client, o hostileOptions) error {
 
 // raceMemory is RM_ALLOC_MEMORY of a page, of which a thread changes a field meanwhile.
 func (c *client) raceMemory(handle uint32, field int, this, other uint32) {
-	const scatteredCachedNoMap = 1<<4 | 1<<12 | 1<<30 // NVOS02_FLAGS_PHYSICALITY, _COHERENCY, _MAPPING
 	b := make([]byte, rm.AllocMemorySize)
 	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
 	rm.PutU32(b, rm.AllocMemoryParent, c.device)
 	rm.PutU32(b, rm.AllocMemoryObject, handle)
 	rm.PutU32(b, rm.AllocMemoryClass, classSystem)
-	rm.PutU32(b, rm.AllocMemoryFlags, scatteredCachedNoMap)
+	rm.PutU32(b, rm.AllocMemoryFlags, scatteredCached|noMap)
 	rm.PutU64(b, rm.AllocMemoryLimit, 4095)
 	rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
 	stop := flip(word(b, field), this, other)
