@@ -4,6 +4,7 @@ package guard
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -81,6 +82,7 @@ type client struct {
 	groups, channels map[uint32]*object
 	subdevices       map[uint32]*object
 	dependants       map[uint32]*object // see dependants.go
+	children         map[uint32]int     // by handle: how many objects end with it
 	notified         map[*object]bool   // memory that channels write errors to
 	fileSeenAt       place              // where its file was found last
 	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
@@ -89,6 +91,7 @@ type client struct {
 	ending           bool               // its channels are off for good, see Guard.stop
 	unseen           bool               // it has a channel that the guard has not seen made, and is being freed
 	wholeAt          int64              // one more than Guard.rootsLet when it had none for sure; see wholeclient.go
+	doubts           atomic.Int64       // what is made now may be freed by RM_ALLOC_MEMORY up to this one; see memorycalls.go
 	osEvents         map[uint32]weakRef // the files that they came on, with which they end, by descriptor number
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
@@ -113,7 +116,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 		a.dropClient(old)
 	}
 	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{},
-		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}, dependants: map[uint32]*object{}}
+		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}, dependants: map[uint32]*object{}, children: map[uint32]int{}}
 	a.clients[handle] = c
 	a.books.note(c)
 	return c
@@ -152,6 +155,12 @@ func (a *account) clientCount() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.clients)
+}
+
+func (a *account) objectCount() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.objects
 }
 
 // gpuOf finds the GPU that an object of a client is on, by its ancestors; noGPU if it is on none.

@@ -311,8 +311,8 @@ func checkAgainst(t *testing.T, a *account, m *model, when string) {
 					children++
 				}
 			}
-			if got.children != children {
-				t.Fatalf("%s: object %#x has %d children, model %d", when, h, got.children, children)
+			if n := a.clients[c].children[h]; n != children {
+				t.Fatalf("%s: object %#x has %d children, model %d", when, h, n, children)
 			}
 			switch o.kind {
 			case rm.ClassTSG:

@@ -44,7 +44,9 @@ type trappedCall struct {
 	absent bool
 	named  uint32
 	gone   bool
-	roots  int64
+	// elsewhere is set when what was looked at last is below another object than its record.
+	elsewhere bool
+	roots     int64
 	// locked are the clients whose calls wait for this one.
 	locked callLock
 	// acquired is what the call refers to, whose charges stay until it has ended.

@@ -14,6 +14,7 @@ import (
 // objectFreed takes an object that the driver has freed out of the account, and what has ended with it. The caller holds its client's
 // calls; t is its file.
 func (g *Guard) objectFreed(t Target, client, handle uint32) {
+	g.doubtNames(client, handle)
 	list := g.account.dependants(client, handle)
 	g.account.freeObject(client, handle)
 	for _, o := range list {

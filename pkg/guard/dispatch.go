@@ -117,6 +117,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 // handle decides on a call and carries it out.
 func (w *worker) handle(c *trappedCall) reply {
 	g, notif := c.guard, c.notif
+	g.memoryCalls.left(c)
 	cmd := uint32(notif.Args[1])
 	var foreign bool
 	var err error
@@ -128,7 +129,7 @@ func (w *worker) handle(c *trappedCall) reply {
 		g.logOnce("foreign", "a call on the node of a GPU that the container was not given", "tid", notif.PID)
 		return fail(unix.ENODEV)
 	case c.node.kind == nodeOther:
-		return g.onOtherFile(cmd)
+		return g.onOtherFile(c, cmd)
 	case notif.Arch != nativeArch || uint32(notif.NR)&x32Bit != 0:
 		// 32-bit callers of a driver with 64-bit structures do not exist; what comes this way is an attempt.
 		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", notif.Arch, "nr", notif.NR)
@@ -174,10 +175,15 @@ func (c *trappedCall) sizeOf(cmd uint32) int { return int(cmd>>16) & 0x3fff }
 // onOtherFile answers an RM-shaped number on a file that is not NVIDIA's. It must not run natively if RM would act on it:
 // another thread could put an nvidiactl file in the descriptor's place meanwhile (docs/adr/0004-fd-table-race.md). The
 // numbers listed do no harm there.
-func (g *Guard) onOtherFile(cmd uint32) reply {
+func (g *Guard) onOtherFile(c *trappedCall, cmd uint32) reply {
 	if !rm.UVMShaped(cmd) {
 		switch cmd & 0xff {
-		case rm.EscAllocMemory, rm.EscUnmapMemory, rm.EscUpdateMapping, rm.EscCardInfo, rm.EscStatusCode, rm.EscAttachGPUs:
+		case rm.EscAllocMemory:
+			if g.memoryCalls.let(c) {
+				return replyResume
+			}
+			return fail(unix.ENOTTY)
+		case rm.EscUnmapMemory, rm.EscUpdateMapping, rm.EscCardInfo, rm.EscStatusCode, rm.EscAttachGPUs:
 			return replyResume
 		}
 	}

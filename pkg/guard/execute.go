@@ -73,6 +73,7 @@ func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
 			}
 			defer lock.unlock()
 			c.locked = lock
+			g.settleDoubts(lock)
 		}
 	}
 	p := r.check(g, c)

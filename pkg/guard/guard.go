@@ -52,6 +52,7 @@ type Guard struct {
 	exportedObjects atomic.Int64 // objects in files
 	rootPatience    time.Duration
 	settledRoots    settledRoots
+	memoryCalls     memoryCalls
 	astrayAt        atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
 	allEndedAt      atomic.Int64 // when everything of the container's was ended for that
 	sweepMu         sync.Mutex

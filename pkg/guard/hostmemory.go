@@ -58,6 +58,9 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	if handle == 0 { // the driver would choose one that the guard does not learn
 		return answer(c.status(rm.StatusInvalidObjectNew))
 	}
+	if status := g.account.memoryParent(client, rm.U32(o, rm.AllocMemoryParent)); status != rm.StatusOK {
+		return answer(c.status(status))
+	}
 	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
 	size, ok := roundUp(limit+1, pageHost)
 	takes := size
@@ -67,8 +70,14 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: class, kind: rm.ClassSysmem, gpu: noGPU,
 		host: true, madeInTask: true, size: size}
 	old, taken := g.account.lookup(client, handle)
-	if taken && (!old.madeInTask || old.parent != x.parent) { // below another parent it would outlive its record
+	switch {
+	case taken && !old.madeInTask:
 		return answer(c.status(rm.StatusInsertDuplicateName))
+	case !taken || old.parent != x.parent: // what is there would be taken for what this call makes; a call may have been refused before
+		if status := c.clearName(client, handle); status != rm.StatusOK {
+			return answer(c.status(status))
+		}
+		old, taken = object{}, false
 	}
 	if old.charge != nil { // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
 		takes -= min(takes, old.charge.size)
@@ -77,17 +86,21 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	if err != nil {
 		return answer(c.deny(rm.StatusInsufficientResources, "hostwindow", "cannot follow the file of host memory that is mapped", "err", err))
 	}
+	defer func() { g.dropTaskWindow(w) }()
 	if !ok || limit == ^uint64(0) || !g.account.roomForObject(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(takes) {
-		g.dropTaskWindow(w)
 		return answer(c.status(rm.StatusNoMemory))
+	}
+	if !g.memoryCalls.let(c) {
+		g.account.unreserve(cost{host: true, size: takes})
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	if taken {
 		g.account.growHost(client, handle, size, takes)
 	} else {
 		g.account.addObject(client, x, 0, takes, takes)
 	}
-	if w != nil && !g.account.addTaskWindow(client, handle, w) {
-		g.dropTaskWindow(w)
+	if g.account.addTaskWindow(client, handle, w) {
+		w = nil
 	}
 	return passOnFile(o, as)
 }
@@ -99,6 +112,18 @@ func passOnFile(o []byte, as uint32) plan {
 	p := pass()
 	p.done = func() { rm.PutU32(o, rm.AllocMemoryFD, named) }
 	return p
+}
+
+// memoryParent is what the driver answers to a call for host memory below an object. What it refuses must leave no record: that would seem
+// to be below what is made under the name of its parent later.
+func (a *account) memoryParent(client, parent uint32) (status uint32) {
+	switch o, known := a.lookup(client, parent); {
+	case !known:
+		return rm.StatusObjectNotFound
+	case o.kind != rm.ClassDevice:
+		return rm.StatusInvalidObjectParent
+	}
+	return rm.StatusOK
 }
 
 // reserveHost takes host memory from what the container may have of it.

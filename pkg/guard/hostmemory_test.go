@@ -4,6 +4,7 @@ package guard
 
 import (
 	"os"
+	"syscall"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -92,7 +93,8 @@ func TestHostMemory(t *testing.T) {
 		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.hostUsed)
 	}
 	// Below another parent it would outlive its record; and what is surely there has the size that it has.
-	parent = fakeMemory
+	parent = fakeDevice + 0x100
+	g.account.addObject(fakeClient, object{handle: parent, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
 	if s := old(0x85, 4096); s != rm.StatusInsertDuplicateName {
 		t.Errorf("below another parent: %s", rm.StatusName(s))
 	}
@@ -115,5 +117,44 @@ func TestHostMemory(t *testing.T) {
 	f.escape(rm.EscFree, fakeFree(fakeClient))
 	if g.account.hostUsed != 0 {
 		t.Errorf("%v after the client's end", g.account.hostUsed)
+	}
+}
+
+// TestHostMemoryNamedAgain: a call for host memory that the driver has refused keeps its name from nobody, and of one the driver is asked
+// once whether that is free; not again when it comes again after a signal.
+func TestHostMemoryNamedAgain(t *testing.T) {
+	const second, memory = 0x5c000003, 0x5c0000e1
+	asked := 0
+	status := uint32(rm.StatusObjectNotFound)
+	d := &fakeDriver{unseen: true, answer: func(_ Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlHandleInfo {
+			asked++
+			rm.PutU32(call.Outer, rm.ControlStatus, status)
+		}
+		return 0
+	}}
+	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	g.account.addObject(fakeClient, object{handle: second, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
+	f := newFakeCall(t, g, fakeControl)
+	for i, x := range []struct {
+		parent, driver uint32
+		asked          int
+		want           uint32
+	}{
+		{fakeDevice, rm.StatusObjectNotFound, 1, rm.StatusOK},
+		{fakeDevice, rm.StatusOK, 1, rm.StatusOK}, // it comes again
+		{second, rm.StatusOK, 2, rm.StatusInsertDuplicateName},
+		{second, rm.StatusInvalidClient, 3, rm.StatusInvalidClient},
+		{second, rm.StatusObjectNotFound, 4, rm.StatusOK}, // the driver had refused it
+	} {
+		status = x.driver
+		if rep := noteMemory(f, classOSDescriptor, x.parent, memory); f.statusWord() != x.want || rep.resume != (x.want == rm.StatusOK) ||
+			asked != x.asked {
+			t.Errorf("call %d: %s, the driver was asked %d times", i+1, rm.StatusName(f.statusWord()), asked)
+		}
+	}
+	if o, _ := g.account.lookup(fakeClient, memory); o.parent != second || g.account.hostUsed != pageHost/pinned {
+		t.Errorf("recorded below %#x, %v are counted", o.parent, g.account.hostUsed)
 	}
 }

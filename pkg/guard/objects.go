@@ -22,7 +22,7 @@ type object struct {
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
 	madeInTask            bool                   // the task was let make it, and may not have
-	children              int                    // handles of what ends with this
+	doubtful              bool                   // the driver may have freed it in a call of the task's, see memorycalls.go
 	space                 uint32                 // handle of a range's address space (0: the device's) or a context DMA's memory: ends with it
 	secondCharge          *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
@@ -71,23 +71,21 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 	return true
 }
 
-// insertObject replaces a stale record of the same handle: RM would not have granted a handle that is in use.
+// insertObject replaces a stale record of the same handle, and of all that has ended with it: RM would not have granted a handle that is in
+// use.
 func (a *account) insertObject(c *client, o *object) {
 	for ch := range o.charges {
 		a.countReference(ch, &ch.handles, 1)
 	}
 	o.countFabric(1)
 	if old := c.objects[o.handle]; old != nil {
-		a.dropObject(c, old)
+		a.dropTree(c, old)
 	}
 	c.objects[o.handle] = o
 	o.owner = c
+	o.doubtful = c.doubts.Load() != 0
 	a.books.note(o)
-	for _, h := range o.endsWith() {
-		if p := c.objects[h]; p != nil && p != o {
-			p.children++
-		}
-	}
+	c.countBelow(o, 1)
 	a.objects++
 	o.countsOn = c.gpuOf(o)
 	a.countObject(o, 1)
@@ -113,6 +111,19 @@ func (c *client) index(o *object) {
 	}
 	if o.isDependant() {
 		c.dependants[o.handle] = o
+	}
+}
+
+// countBelow counts an object as one that ends with others, or one less. It is counted by their handles, whether or not there are records
+// of them: what the task was let make may come before its parent, and outlive that.
+func (c *client) countBelow(o *object, n int) {
+	for _, h := range o.endsWith() {
+		if h == 0 {
+			continue
+		}
+		if c.children[h] += n; c.children[h] == 0 {
+			delete(c.children, h)
+		}
 	}
 }
 
@@ -189,7 +200,7 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 
 // dropTree drops a handle and all its descendants. The account is locked.
 func (a *account) dropTree(c *client, o *object) {
-	if o.children == 0 {
+	if c.children[o.handle] == 0 {
 		a.dropObject(c, o)
 		return
 	}
@@ -224,7 +235,7 @@ func (c *client) below(o *object) map[uint32]bool {
 	// Objects count their children but do not list them: a free of an object that has some is rare (a device at the
 	// end of a program), frees of memory are not.
 	gone := map[uint32]bool{o.handle: true}
-	for grew := o.children > 0; grew; {
+	for grew := c.children[o.handle] > 0; grew; {
 		grew = false
 		for h, x := range c.objects {
 			if !gone[h] && (gone[x.parent] || gone[x.space]) {
@@ -253,11 +264,7 @@ func (a *account) dropObject(c *client, o *object) {
 		a.books.note(c)
 	}
 	delete(c.notified, o)
-	for _, h := range o.endsWith() {
-		if p := c.objects[h]; p != nil {
-			p.children--
-		}
-	}
+	c.countBelow(o, -1)
 	a.objects--
 	a.countObject(o, -1)
 	switch {

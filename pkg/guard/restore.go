@@ -223,7 +223,7 @@ func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
 		v.Charge),
 		secondCharge: at(r.charges, v.SecondCharge), length: quota.Bytes(v.Length), size: quota.Bytes(v.Size), page: quota.Bytes(v.Page),
 		space: v.Space, contextShare: v.ContextShare, id: v.ID, retained: at(r.retained, v.Retained), spilled: v.Spilled, host: v.Host,
-		madeInTask: v.MadeInTask, flexible: v.Flexible, unbound: v.Unbound, userd: userd{v.UserdMemory, v.UserdOffset},
+		madeInTask: v.MadeInTask, doubtful: v.Doubtful, flexible: v.Flexible, unbound: v.Unbound, userd: userd{v.UserdMemory, v.UserdOffset},
 		runlist: runlist{v.RunlistGPU, v.RunlistEngine}, engine: v.Engine,
 		notifiers: v.Notifiers}
 	if v.Streams != nil {
@@ -259,11 +259,7 @@ func (r *restorer) group(v *handover.Object) *channelGroup {
 
 // relate finds again by what else an object is known.
 func (r *restorer) relate(o *object, c *client, v handover.Object) {
-	for _, h := range o.endsWith() {
-		if p := c.objects[h]; p != nil && p != o {
-			p.children++
-		}
-	}
+	c.countBelow(o, 1)
 	c.index(o)
 	r.guard.account.noteGroup(c, o)
 	for _, i := range v.Notifies {

@@ -233,7 +233,8 @@ func (s *snapshotter) object(c *client, o *object) error {
 func (o *object) plainState() handover.Object {
 	v := handover.Object{Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kindNames[o.kind], CountsOn: o.countsOn, GPU: o.gpu,
 		Length: uint64(o.length), Size: uint64(o.size), Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, ID: o.id,
-		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Flexible: o.flexible, Unbound: o.unbound, Scheduled: o.scheduled,
+		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Doubtful: o.doubtful, Flexible: o.flexible, Unbound: o.unbound,
+		Scheduled:   o.scheduled,
 		UserdMemory: o.userd.memory, UserdOffset: o.userd.offset, RunlistGPU: o.runlist.gpu, RunlistEngine: o.runlist.engine,
 		Engine: o.engine, Notifiers: o.notifiers}
 	if x := o.group; x != nil {

@@ -56,12 +56,12 @@ func (g *Guard) dropTaskWindow(w *window) {
 	}
 }
 
-// addTaskWindow records a window of windowOfTask, if there is one. False: its memory is gone meanwhile, and so is its RM client.
+// addTaskWindow records a window of windowOfTask. False: there is none, or its memory is gone meanwhile, and so is its RM client.
 func (a *account) addTaskWindow(client, memory uint32, w *window) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
-	if c == nil || c.objects[memory] == nil {
+	if w == nil || c == nil || c.objects[memory] == nil {
 		return false
 	}
 	o := c.objects[memory]

@@ -5,6 +5,7 @@ package guard
 import (
 	"math/rand/v2"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -119,7 +120,7 @@ func TestUncounted(t *testing.T) {
 		"made meanwhile":                   {false, classSystem, fakeDevice, true, rm.StatusObjectNotFound},
 	} {
 		u := &unseenObjects{}
-		d := &fakeDriver{unseen: true}
+		d := &fakeDriver{unseen: true, answer: u.answer}
 		g := withClient(newFakeGuard(t, d))
 		g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
 		ways := keepers(t, g)
@@ -154,6 +155,13 @@ func TestUncounted(t *testing.T) {
 				t.Errorf("%s, %s: %s, the driver was asked: %v", name, way, rm.StatusName(s), kept)
 			}
 		}
+		said := false
+		for msg := range g.logged {
+			said = said || strings.Contains(msg, "below another device")
+		}
+		if said != (name == "below another parent") {
+			t.Errorf("%s: the log says that it is below another device: %v", name, said)
+		}
 	}
 }
 
@@ -185,6 +193,12 @@ type countingDriver struct {
 	between func()
 }
 
+func newCountingDriver() *countingDriver {
+	d := &countingDriver{objects: map[uint32]counted{}, refers: map[int]int{}}
+	d.unseen, d.answer = true, d.exec
+	return d
+}
+
 type counted struct {
 	parent uint32
 	memory int
@@ -192,12 +206,29 @@ type counted struct {
 
 // allocMemory is the driver's part of RM_ALLOC_MEMORY, whatever the guard has seen.
 func (d *countingDriver) allocMemory(handle, parent uint32) {
-	if _, taken := d.objects[handle]; taken {
+	if status := d.mayAlloc(handle, parent); status != rm.StatusOK {
 		return
 	}
 	d.next++
 	d.objects[handle] = counted{parent, d.next}
 	d.refers[d.next] = 1
+}
+
+func (d *countingDriver) mayAlloc(handle, parent uint32) (status uint32) {
+	if _, there := d.objects[parent]; !there {
+		return rm.StatusObjectNotFound
+	}
+	if _, taken := d.objects[handle]; taken {
+		return rm.StatusInsertDuplicateName
+	}
+	return rm.StatusOK
+}
+
+// makeDevice is what RM_ALLOC of a device comes to, in the driver and in the account.
+func (d *countingDriver) makeDevice(handle uint32) {
+	d.objects[handle] = counted{parent: fakeClient}
+	d.guard.account.addObject(fakeClient, object{handle: handle, parent: fakeClient, class: rmclient.ClassDevice, kind: rm.ClassDevice},
+		noGPU, 0, 0)
 }
 
 func (d *countingDriver) refer(memory int) {
@@ -235,15 +266,16 @@ func (d *countingDriver) exec(_ Target, call *rm.Call) syscall.Errno {
 		}
 		d.objects[rm.U32(o, rm.DupObject)] = counted{rm.U32(o, rm.DupParent), x.memory}
 		d.refer(x.memory)
-	case nr == rm.EscFree:
+	case nr == rm.EscAlloc: // of memory
+		handle, parent := rm.U32(o, rm.AllocObject), rm.U32(o, rm.AllocParent)
+		rm.PutU32(o, 40, d.mayAlloc(handle, parent))
+		d.allocMemory(handle, parent)
+	case nr == rm.EscFree: // the driver says OK of what is not there, too (RS_COMPATABILITY_MODE)
 		handle := rm.U32(o, rm.FreeObject)
-		x, ok := d.objects[handle]
-		if !ok {
-			rm.PutU32(o, rm.FreeStatus, rm.StatusObjectNotFound)
-			return 0
+		if x, ok := d.objects[handle]; ok {
+			d.refers[x.memory]--
+			d.free(handle)
 		}
-		d.refers[x.memory]--
-		d.free(handle)
 	case nr == rm.EscControl && rm.U32(o, rm.ControlCmd) == controlHandleInfo:
 		p := call.Blocks[0].Data
 		x, ok := d.objects[rm.U32(p, 0)]
@@ -269,9 +301,8 @@ func TestUncountedWalk(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 1))
 	most := 0
-	for range 20 {
-		d := &countingDriver{objects: map[uint32]counted{}, refers: map[int]int{}}
-		d.unseen, d.answer = true, d.exec
+	for range 50 {
+		d := newCountingDriver()
 		most = max(most, uncountedWalk(t, r, d, 120))
 	}
 	if most > maxReferences || most < 100 {
@@ -287,12 +318,13 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 	f := newFakeCall(t, g, fakeControl)
 	uvm, ctl := newFakeUVMCall(t, g)
 	device := func() uint32 { return devices + r.Uint32N(2) }
-	memory := func() uint32 { return theirs + r.Uint32N(6) }
+	memory := func() uint32 { return theirs + r.Uint32N(3) }
 	place := uint64(1)
+	tid, args, end := stuckThread(t)
+	defer end()
+	inside := func(is bool) { g.insideMemoryCall(tid, args, is) }
 	for i := range uint32(2) {
-		d.objects[devices+i] = counted{parent: fakeClient}
-		g.account.addObject(fakeClient, object{handle: devices + i, parent: fakeClient, class: rmclient.ClassDevice, kind: rm.ClassDevice},
-			noGPU, 0, 0)
+		d.makeDevice(devices + i)
 	}
 	d.between = func() {
 		if r.IntN(50) == 0 {
@@ -300,7 +332,7 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 		}
 	}
 	for range steps {
-		switch r.IntN(9) {
+		switch r.IntN(12) {
 		case 0: // as it was said
 			h, p := memory(), device()
 			if noteMemory(f, classSystem, p, h).resume {
@@ -331,12 +363,102 @@ func uncountedWalk(t *testing.T, r *rand.Rand, d *countingDriver, steps int) (mo
 			}
 		case 7:
 			f.escape(rm.EscFree, fakeFree(memory()))
-		case 8: // with all below it, and made again
-			h := device()
-			f.escape(rm.EscFree, fakeFree(h))
-			d.objects[h] = counted{parent: fakeClient}
-			g.account.addObject(fakeClient, object{handle: h, parent: fakeClient, class: rmclient.ClassDevice, kind: rm.ClassDevice}, noGPU, 0, 0)
+		case 8: // with all below it
+			f.escape(rm.EscFree, fakeFree(device()))
+		case 9:
+			if h := device(); d.mayAlloc(h, h) == rm.StatusObjectNotFound {
+				d.makeDevice(h)
+			}
+		case 10: // by the guard
+			d.ownMemory(f, device(), memory())
+		case 11: // made, not mapped, and freed, while others make calls
+			h, p := memory(), device()
+			if d.mayAlloc(h, p) != rm.StatusOK || !noteMemory(f, classSystem, p, h).resume {
+				continue
+			}
+			d.allocMemory(h, p)
+			inside(true)
+			f.escape(rm.EscFree, fakeFree([]uint32{h, p}[r.IntN(2)]))
+			d.ownMemory(f, device(), h)
+			d.freeByTask(h)
+			inside(false)
 		}
 	}
 	return d.most
+}
+
+// TestUncountedBelowAbsent: calls for host memory below a device that is not there yet, which the driver refuses, leave nothing that is
+// taken for what another thread makes later.
+func TestUncountedBelowAbsent(t *testing.T) {
+	const one, two, orphan, host, other = 0x5d000001, 0x5d000002, 0x5c0000e0, 0x5c0000e1, 0x5c0000e2
+	d := newCountingDriver()
+	g := withClient(newFakeGuard(t, d))
+	d.guard = g
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	f := newFakeCall(t, g, fakeControl)
+	next := uint32(0x60000000)
+	dups := func() {
+		for range 300 {
+			o := make([]byte, rm.DupSize)
+			next++
+			putWords(o, 0, fakeClient, two, next, fakeClient, host)
+			f.escape(rm.EscDupObject, o)
+		}
+	}
+	let := func(parent, handle uint32) bool { return noteMemory(f, classSystem, parent, handle).resume }
+	let(one, orphan)
+	d.makeDevice(one)
+	d.makeDevice(two)
+	if let(one, orphan) { // now it is made, and freed
+		d.allocMemory(orphan, one)
+	}
+	f.escape(rm.EscFree, fakeFree(orphan))
+	d.ownMemory(f, one, host)
+	f.escape(rm.EscFree, fakeFree(one))
+	d.makeDevice(one)
+	for _, h := range []uint32{other, other + 1} { // so that the device has some below it again
+		if let(one, h) {
+			d.allocMemory(h, one)
+		}
+	}
+	let(two, other+2)
+	d.allocMemory(host, two) // the race that is won
+	dups()
+	f.escape(rm.EscFree, fakeFree(one))
+	let(two, host) // the driver refuses it: it has that
+	dups()
+	if d.most > maxReferences {
+		t.Errorf("memory was referred to %d times", d.most)
+	}
+}
+
+// ownMemory has the guard make host memory.
+func (d *countingDriver) ownMemory(f *fakeCall, parent, handle uint32) (status uint32) {
+	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
+	rm.PutU64(p, rm.MemorySize, 4096)
+	o := fakeAlloc(parent, handle, classSystem, p)
+	f.escape(rm.EscAlloc, o, p)
+	return rm.U32(o, 40)
+}
+
+// TestNotAdopted: what a swapped call has made becomes no record's by a call under its name, which the driver refuses as it has that name.
+func TestNotAdopted(t *testing.T) {
+	const asked, made = 0x5c0000e1, 0x5c0000e2
+	d := newCountingDriver()
+	g := withClient(newFakeGuard(t, d))
+	d.guard = g
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	f := newFakeCall(t, g, fakeControl)
+	d.objects[fakeDevice] = counted{parent: fakeClient}
+	noteMemory(f, classOSDescriptor, fakeDevice, asked)
+	d.allocMemory(made, fakeDevice)
+	if rep := noteMemory(f, classOSDescriptor, fakeDevice, made); rep.resume || f.statusWord() != rm.StatusInsertDuplicateName {
+		t.Errorf("its name: %s", rm.StatusName(f.statusWord()))
+	}
+	o := make([]byte, rm.DupSize)
+	putWords(o, 0, fakeClient, fakeDevice, ours, fakeClient, made)
+	if f.escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) == rm.StatusOK {
+		t.Error("it has a second handle")
+	}
 }

@@ -14,24 +14,18 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client {
 		return false
 	}
-	c.named, c.gone = handle, false
+	c.named, c.gone, c.elsewhere = handle, false, false
 	g, roots := c.guard, c.guard.rootsLet.Load()
 	o, known := g.account.lookup(client, handle)
 	if known && o.isThere() {
 		return false
 	}
-	if c.node.kind == nodeGPU { // on which the driver tells nothing (NV_CTL_DEVICE_ONLY in escape.c)
-		of := g.account.client(client)
-		if of == nil {
-			return true
-		}
-		control, ok := g.fileOf(of)
-		if !ok {
-			return true
-		}
-		defer control.Done()
-		t = control
+	t, done, ok := c.telling(t, client)
+	if !ok {
+		return true
 	}
+	defer done()
+	quiet, since := g.memoryCalls.quiet()
 	class, s, e := g.handleInfo(t, client, handle, handleInfoClass)
 	there := e == 0 && s == rm.StatusOK
 	switch {
@@ -44,7 +38,51 @@ func (c *trappedCall) isUnseen(t Target, client, handle uint32) bool {
 		c.gone = g.astrayAt.Load() != 0 || g.pendingRoots.Load() > 0 || g.insideSettledRoot()
 		return c.gone
 	}
+	if known && !o.madeInTask {
+		still := g.isStill(t, client, o, class)
+		if still && quiet {
+			g.believe(client, handle, since)
+		}
+		return !still
+	}
 	return !known || class != classSystem && class != classOSDescriptor && class != o.class
+}
+
+// telling is the file on which the driver tells of a client's objects, where t is the call's. On a GPU's node it tells nothing
+// (NV_CTL_DEVICE_ONLY in escape.c). False: nobody has the client's file.
+func (c *trappedCall) telling(t Target, client uint32) (_ Target, done func(), ok bool) {
+	if c.node.kind != nodeGPU {
+		return t, func() {}, true
+	}
+	of := c.guard.account.client(client)
+	if of == nil {
+		return t, nil, false
+	}
+	control, ok := c.guard.fileOf(of)
+	return control, control.Done, ok
+}
+
+// clearName takes what the account has under a handle out of it, if the driver has nothing there. Otherwise it returns what the driver
+// answers to a call that makes an object under it. The caller holds the client's calls.
+func (c *trappedCall) clearName(client, handle uint32) (status uint32) {
+	t, done, ok := c.telling(c.target(), client)
+	if !ok {
+		return rm.StatusInvalidClient
+	}
+	defer done()
+	switch _, s, e := c.guard.handleInfo(t, client, handle, handleInfoClass); {
+	case e != 0:
+		return rm.StatusInvalidClient
+	case s == rm.StatusOK:
+		return rm.StatusInsertDuplicateName
+	case s != rm.StatusObjectNotFound:
+		return s
+	}
+	if _, known := c.guard.account.lookup(client, handle); known {
+		c.guard.objectFreed(t, client, handle)
+		c.guard.endWindows()
+	}
+	return rm.StatusOK
 }
 
 // isUncounted reports an object of which no call may make the driver keep more (RM_DUP_OBJECT, an export, a mapping, a window, another
@@ -62,10 +100,11 @@ func (c *trappedCall) isUncounted(t Target, client, handle uint32) bool {
 		return true
 	case o.charge == nil && (o.madeInTask || o.kind == rm.ClassPlain && o.class == 0): // from before an upgrade: of it nothing is known
 		return true
-	case !o.madeInTask:
+	case !o.madeInTask: // of a doubtful one the driver has told
 		return false
 	}
 	parent, s, e := c.guard.handleInfo(t, client, handle, handleInfoParent)
+	c.elsewhere = e == 0 && s == rm.StatusOK && parent != o.parent
 	return e != 0 || s != rm.StatusOK || parent != o.parent
 }
 
@@ -84,9 +123,9 @@ func (c *trappedCall) isUncountedOf(client, handle uint32) bool {
 }
 
 // isThere reports that what the account has under a handle is what the driver has: the guard has made it. Of what the task was let make the
-// record says nothing: the driver may have refused it, and the handle be given to something else since. What the driver ends with something
-// else is taken out of the account then (dependants.go).
-func (o *object) isThere() bool { return !o.madeInTask }
+// record says nothing: the driver may have refused it, and the handle be given to something else since. Of a doubtful one neither. What the
+// driver ends with something else is taken out of the account then (dependants.go).
+func (o *object) isThere() bool { return !o.madeInTask && !o.doubtful }
 
 // namesUnseen reports that the parameters of an RM_ALLOC name such an object: a name of an address space, or of memory, is as good as a
 // place below it.
@@ -132,7 +171,7 @@ func (c *trappedCall) overtaken() bool { return c.absent && c.guard.rootsLet.Loa
 // share: a root alloc that became another call can have made that. The guard asks before it has a handle of its own on it, since the driver
 // counts that for good (classUserShared).
 func (g *Guard) isSecretlyUserShared(t Target, client uint32, o object) bool {
-	return (o.madeInTask || o.class == 0) && g.classOf(t, client, o.handle) == classUserShared
+	return (!o.isThere() || o.class == 0) && g.classOf(t, client, o.handle) == classUserShared
 }
 
 // handleInfo asks the driver about an object, on the file of its client.
@@ -157,6 +196,12 @@ func (g *Guard) classOf(t Target, client, handle uint32) uint32 {
 func (c *trappedCall) denyUnseen() reply {
 	if c.gone {
 		return c.status(rm.StatusObjectNotFound)
+	}
+	if c.elsewhere {
+		return c.deny(rm.StatusInvalidObjectHandle, "elsewhere",
+			"denied a call that would keep host memory: it is below another device than the "+
+				"RM_ALLOC_MEMORY said by which it was made, so another thread has changed that under way; free it, and make it again",
+			"call", rm.EscapeName(c.call.NR()), "object", c.named)
 	}
 	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made",
 		"call", rm.EscapeName(c.call.NR()), "object", c.named, "absent", c.absent)

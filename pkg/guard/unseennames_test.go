@@ -77,10 +77,11 @@ func TestUnseenBehindRecord(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := &unseenObjects{classes: map[uint32]uint32{theirs: rmclient.ClassDevice}}
+			u := &unseenObjects{classes: map[uint32]uint32{}}
 			g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: u.answer}))
 			c := newFakeCall(t, g, fakeControl)
 			record(c)
+			u.classes[theirs] = rmclient.ClassDevice
 			// The device uses a neighbour's address space (hClientShare), and this would be a name of that.
 			p := make([]byte, 56)
 			rm.PutU32(p, rm.VASpaceIndex, rm.VASpaceDevice)
@@ -310,7 +311,7 @@ func TestNotifierElsewhere(t *testing.T) {
 		parent uint32
 		want   uint32
 	}{"below the device that was said": {fakeDevice, rm.StatusOK}, "below another": {second, rm.StatusInvalidObjectHandle}} {
-		u := &unseenObjects{classes: map[uint32]uint32{group: classChannelGroup, memory: classSystem},
+		u := &unseenObjects{classes: map[uint32]uint32{group: classChannelGroup},
 			parents: map[uint32]uint32{memory: x.parent}}
 		g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: u.answer}))
 		g.account.addObject(fakeClient, object{handle: second, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
@@ -321,6 +322,7 @@ func TestNotifierElsewhere(t *testing.T) {
 		if rep := noteMemory(c, classSystem, fakeDevice, memory); !rep.resume {
 			t.Fatalf("%+v", rep)
 		}
+		u.classes[memory] = classSystem
 		class, _ := g.abi.Class(0xc86f)
 		p := make([]byte, class.ParamsSize)
 		rm.PutU32(p, rm.ChannelNotifiers[0], memory)

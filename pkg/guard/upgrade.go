@@ -37,6 +37,8 @@ const (
 	firstWindow = 10 * time.Millisecond
 	lastWindow  = 640 * time.Millisecond
 	windowShare = 5
+	// objectBytes is what an RM object takes of a state, about: what there is to know of its size before one is written.
+	objectBytes = 100
 )
 
 // errBusy says that something is under way that may have ended the next time.
@@ -174,7 +176,7 @@ func isProgram(path string, info os.FileInfo) error {
 // tryState has the program try the guard's state. The guard rests while that is written: calls are served while the child is woken and
 // makes a guard of it. stall is for how long they have waited.
 func (g *Guard) tryState(conn *net.UnixConn, trial *handover.Trial, window time.Duration) (stall time.Duration, err error) {
-	stall, err = g.atRest(conn, window, func(s *handover.State) error { return writeState(trial, s) })
+	stall, err = g.atRest(conn, trial, window, func(s *handover.State) error { return writeState(trial, s) })
 	if err != nil {
 		return stall, err
 	}
@@ -188,12 +190,7 @@ func (g *Guard) tryState(conn *net.UnixConn, trial *handover.Trial, window time.
 // then is of the same kinds; could the program not go on with it, it would give the process back.
 func (g *Guard) become(conn *net.UnixConn, trial *handover.Trial, window time.Duration,
 	told handover.Process) (stall time.Duration, err error) {
-	return g.atRest(conn, window, func(s *handover.State) error {
-		ordinary, err := trial.MakeUrgent()
-		if err != nil {
-			return fmt.Errorf("become urgent: %w", err)
-		}
-		defer ordinary()
+	return g.atRest(conn, trial, window, func(s *handover.State) error {
 		p := &s.Process
 		p.Tried, p.Tries, p.Trial, p.Keeper, p.Nice = told.Tried, told.Tries, trial.PID(), g.keep.pid(), trial.Nice()
 		g.gpuTime.LetGoOfPages()
@@ -219,7 +216,9 @@ func writeState(trial *handover.Trial, s *handover.State) error {
 }
 
 // atRest brings the guard to rest, for a window at most, and calls f with its state. Then all goes on. stall is for how long calls waited.
-func (g *Guard) atRest(conn *net.UnixConn, window time.Duration, f func(*handover.State) error) (stall time.Duration, err error) {
+// The trial's child makes the guard urgent meanwhile.
+func (g *Guard) atRest(conn *net.UnixConn, trial *handover.Trial, window time.Duration,
+	f func(*handover.State) error) (stall time.Duration, err error) {
 	until := time.Now().Add(window)
 	g.doors.seccomp.close(g.sockets.Seccomp)
 	defer g.doors.seccomp.open(g.sockets.Seccomp)
@@ -232,12 +231,17 @@ func (g *Guard) atRest(conn *net.UnixConn, window time.Duration, f func(*handove
 	until = time.Now().Add(window)
 	filters := g.parkAll()
 	parked := gpusched.Monotonic()
+	ordinary := func() {}
+	defer func() { ordinary() }() // when calls wait no more
 	defer func() {
 		for _, l := range filters {
 			l.unpark()
 		}
 		stall = gpusched.Monotonic() - parked
 	}()
+	if ordinary, err = trial.MakeUrgent(g.account.objectCount() * objectBytes); err != nil {
+		return stall, fmt.Errorf("become urgent: %w", err)
+	}
 	for _, l := range filters {
 		if !l.awaitIdle(until) {
 			return stall, busy("a call of the container's takes long")

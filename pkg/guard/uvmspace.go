@@ -114,6 +114,10 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	if f == nil {
 		return p
 	}
+	if c.isUnseen(p.opened.target, rm.U32(o, form.Client), rm.U32(o, form.Object)) {
+		p.ask, p.answer = false, c.denyUnseen()
+		return p
+	}
 	p.commit = func() {
 		f.mu.Lock()
 		f.spaces[gpuUUID(o[rm.UVMGPU:])] = true
@@ -130,6 +134,10 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	name := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
 	f, p := c.planUVMCall(nil, 0)
 	if f == nil {
+		return p
+	}
+	if c.isUnseen(p.opened.target, name.client, name.handle) {
+		p.ask, p.answer = false, c.denyUnseen()
 		return p
 	}
 	kept := g.account.retainChannel(name)

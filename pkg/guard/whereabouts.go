@@ -23,24 +23,27 @@ const (
 	threadOutside                    // it has left it, or has ended
 )
 
-// whereabouts tells whether a thread is inside the call that it was allowed to make.
-func (p *pendingRoot) whereabouts() whereabouts {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.task.tid) + "/syscall")
+func (p *pendingRoot) whereabouts() whereabouts { return threadIn(p.task.tid, p.args, &p.began) }
+
+// threadIn tells whether a thread is inside the call that it was allowed to make, by the registers. What it had computed at the first look
+// is kept in began.
+func threadIn(tid int, args [3]uint64, began **cpuTime) whereabouts {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/syscall")
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH):
 		return threadOutside
 	case err != nil, bytes.HasPrefix(b, []byte("running")):
 		// On its way in or out, or far away. Only what it computes tells.
-		now, ok := cpuTimeOf(p.task.tid)
+		now, ok := cpuTimeOf(tid)
 		switch {
 		case !ok:
-		case p.began == nil:
-			p.began = &now
-		case now.since(*p.began).leftCall():
+		case *began == nil:
+			*began = &now
+		case now.since(**began).leftCall():
 			return threadOutside
 		}
 		return threadUnseen
-	case bytes.HasPrefix(b, fmt.Appendf(nil, "%d %#x %#x %#x ", unix.SYS_IOCTL, p.args[0], p.args[1], p.args[2])):
+	case bytes.HasPrefix(b, fmt.Appendf(nil, "%d %#x %#x %#x ", unix.SYS_IOCTL, args[0], args[1], args[2])):
 		return threadInside
 	}
 	return threadOutside

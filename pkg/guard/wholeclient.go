@@ -217,7 +217,7 @@ func (a *account) mayHoldNotifier(client, handle uint32) bool {
 		return false
 	}
 	o := c.objects[handle]
-	return o == nil || o.children > 0 || o.isMemory() || o.kind == rm.ClassContextDMA
+	return o == nil || c.children[handle] > 0 || o.isMemory() || o.kind == rm.ClassContextDMA
 }
 
 // keepMemory takes a handle on memory, if it can.

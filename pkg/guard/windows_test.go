@@ -195,7 +195,7 @@ func TestWindowIntoRegisters(t *testing.T) {
 // TestWindowBehindRecord: under a handle that the account has for host memory, which the task was to make, may be the page that all users
 // of the GPU share. The guard makes no handle on it, not even one that it frees: the driver counts that for good.
 func TestWindowBehindRecord(t *testing.T) {
-	u := &unseenObjects{classes: map[uint32]uint32{theirs: classUserShared}}
+	u := &unseenObjects{classes: map[uint32]uint32{}}
 	dups := 0
 	g := withClient(newFakeGuard(t, &fakeDriver{unseen: true, answer: func(t Target, call *rm.Call) syscall.Errno {
 		if call.NR() == rm.EscDupObject {
@@ -207,6 +207,7 @@ func TestWindowBehindRecord(t *testing.T) {
 	if rep := noteMemory(f, classSystem, fakeDevice, theirs); !rep.resume {
 		t.Fatalf("%+v", rep)
 	}
+	u.classes[theirs] = classUserShared
 	file, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@
 package probe
 
 import (
+	"errors"
 	"fmt"
 	"syscall"
 
@@ -87,6 +88,7 @@ const aboveTheLimit = 200
 
 // hostileTOCTOUMemory changes RM_ALLOC_MEMORY, which runs in the task, after the guard has looked at it: what the driver makes is under
 // another handle, or below another device, than the guard knows. Of that there may be no handle more: they would be counted for nothing.
+// A race was won where there is memory of which there is none (single).
 func hostileTOCTOUMemory(c *client, o hostileOptions) error {
 	second, _, err := c.newDevice(0)
 	if err != nil {
@@ -110,21 +112,24 @@ func hostileTOCTOUMemory(c *client, o hostileOptions) error {
 			this, other := x.values(handle)
 			c.raceMemory(handle, x.field, this, other)
 			for _, h := range []uint32{handle, handle + 1} {
-				n, there, err := c.handlesOn(h)
+				there, alone, err := c.handlesOn(h)
 				if err != nil {
 					return fmt.Errorf("%s: %w", x.what, err)
 				}
 				if there {
 					made++
 				}
-				if there && n == 0 {
+				if alone {
 					single++
 				}
 			}
 		}
 		print("%s_made=%d\n%s_single=%d", x.what, made, x.what, single)
-		if made == 0 {
+		switch {
+		case made == 0:
 			return fmt.Errorf("%s: no host memory was made", x.what)
+		case single == 0:
+			print("%s_won=no: each call made what the guard had seen, so nothing is shown", x.what)
 		}
 	}
 	return c.free(second)
@@ -132,21 +137,72 @@ func hostileTOCTOUMemory(c *client, o hostileOptions) error {
 
 // raceMemory is RM_ALLOC_MEMORY of a page, of which a thread changes a field meanwhile.
 func (c *client) raceMemory(handle uint32, field int, this, other uint32) {
-	b := make([]byte, rm.AllocMemorySize)
-	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
-	rm.PutU32(b, rm.AllocMemoryParent, c.device)
-	rm.PutU32(b, rm.AllocMemoryObject, handle)
-	rm.PutU32(b, rm.AllocMemoryClass, classSystem)
-	rm.PutU32(b, rm.AllocMemoryFlags, scatteredCached|noMap)
-	rm.PutU64(b, rm.AllocMemoryLimit, 4095)
-	rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
+	b := c.pageCall(handle, c.device)
 	stop := flip(word(b, field), this, other)
 	_ = c.call.escape(c.gpuFDs[0], rm.EscAllocMemory, b)
 	stop()
 }
 
-// handlesOn makes as many handles on an object as it gets, and frees all; there is false where the driver has none.
-func (c *client) handlesOn(h uint32) (n int, there bool, err error) {
+// pageCall is RM_ALLOC_MEMORY of a page.
+func (c *client) pageCall(handle, parent uint32) []byte {
+	const scatteredCachedNoMap = 1<<4 | 1<<12 | 1<<30 // NVOS02_FLAGS_PHYSICALITY, _COHERENCY, _MAPPING
+	b := make([]byte, rm.AllocMemorySize)
+	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
+	rm.PutU32(b, rm.AllocMemoryParent, parent)
+	rm.PutU32(b, rm.AllocMemoryObject, handle)
+	rm.PutU32(b, rm.AllocMemoryClass, classSystem)
+	rm.PutU32(b, rm.AllocMemoryFlags, scatteredCachedNoMap)
+	rm.PutU64(b, rm.AllocMemoryLimit, 4095)
+	rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
+	return b
+}
+
+// handlesOn makes as many handles on host memory as it gets, and frees all; there is false where the driver has nothing under its handle.
+// alone is what may have no second handle: not when a call names it that the driver refuses as it is there, either.
+func (c *client) handlesOn(h uint32) (there, alone bool, err error) {
+	parent, there, err := c.parentOf(h) // of what is not there the driver says that it is freed
+	if err != nil {
+		return false, false, err
+	}
+	n, err := c.dups(h)
+	switch {
+	case err != nil:
+		return false, false, err
+	case !there && n > 0:
+		return false, false, fmt.Errorf("%d handles on what is not there", n)
+	case !there:
+		return false, false, nil
+	case n > aboveTheLimit:
+		return true, false, fmt.Errorf("%d handles on host memory that the guard does not count", n)
+	case n == 0:
+		if err := c.nameAgain(h, parent); err != nil {
+			return true, true, err
+		}
+	}
+	if err := c.free(h); err != nil {
+		return true, n == 0, err
+	}
+	if _, there, err = c.parentOf(h); there {
+		return true, n == 0, fmt.Errorf("host memory is there when it has been freed")
+	}
+	return true, n == 0, err
+}
+
+// nameAgain calls for a page under a name that is taken, as if that were what has been made.
+func (c *client) nameAgain(h, parent uint32) error {
+	b := c.pageCall(h, parent)
+	if errno := c.call.escape(c.gpuFDs[0], rm.EscAllocMemory, b); errno == 0 && rm.U32(b, rm.AllocMemoryStatus) == rm.StatusOK {
+		return fmt.Errorf("a name was given twice")
+	}
+	n, err := c.dups(h)
+	if n > 0 {
+		return fmt.Errorf("%d handles on host memory that the guard had not seen made, when a call had named it", n)
+	}
+	return err
+}
+
+// dups makes as many handles on an object as it gets, and frees those.
+func (c *client) dups(h uint32) (n int, err error) {
 	var handles []uint32
 	for len(handles) < belowTheByte {
 		second, err := c.dup(c.handle, h)
@@ -157,12 +213,20 @@ func (c *client) handlesOn(h uint32) (n int, there bool, err error) {
 	}
 	for _, second := range handles {
 		if err := c.free(second); err != nil {
-			return 0, false, err
+			return 0, err
 		}
 	}
-	there = c.free(h) == nil
-	if len(handles) > aboveTheLimit {
-		return 0, there, fmt.Errorf("%d handles on host memory that the guard does not count", len(handles))
+	return len(handles), nil
+}
+
+// parentOf asks the driver what an object is below; false: there is none.
+func (c *client) parentOf(h uint32) (parent uint32, there bool, err error) {
+	p := make([]byte, 16) // NV0000_CTRL_CLIENT_GET_HANDLE_INFO_PARAMS
+	rm.PutU32(p, 0, h)
+	rm.PutU32(p, 4, 1) // …_INDEX_PARENT
+	err = c.control(c.handle, 0xd02, p)
+	if refused := (*rmError)(nil); errors.As(err, &refused) && refused.errno == 0 && refused.status == rm.StatusObjectNotFound {
+		return 0, false, nil
 	}
-	return len(handles), there, nil
+	return rm.U32(p, 8), err == nil, err
 }

@@ -290,13 +290,18 @@ func ServeTry(restore func(*State) error) error {
 		unix.CloseOnExec(fd)
 	}
 	_, _ = Decode([]byte("{}")) // package json learns the types now, and not while the container's calls wait
+	ordinary, err := niceOf(os.Getpid())
+	if err != nil {
+		return err
+	}
+	_ = renice(os.Getpid(), urgentNice) // requests come while calls wait
 	if err := json.NewEncoder(say).Encode(hello{Versions: Versions()}); err != nil {
 		return err
 	}
 	lines := bufio.NewScanner(listen)
 	for lines.Scan() {
 		text := "ok"
-		if err := serveRequest(lines.Text(), state, restore); err != nil {
+		if err := serveRequest(lines.Text(), ordinary, state, restore); err != nil {
 			text = oneLine(err)
 		}
 		if _, err := fmt.Fprintln(say, text); err != nil {
@@ -306,16 +311,17 @@ func ServeTry(restore func(*State) error) error {
 	return nil
 }
 
-func serveRequest(request string, state *os.File, restore func(*State) error) error {
+// serveRequest serves one that is to make the guard urgent, or else to read its state: that takes as long as the container's holdings have
+// it take, and nobody waits.
+func serveRequest(request string, ordinary int, state *os.File, restore func(*State) error) error {
 	if strings.HasPrefix(request, urgentWord) {
 		return serveUrgent(request)
 	}
+	_ = renice(os.Getpid(), ordinary)
+	defer func() { _ = renice(os.Getpid(), urgentNice) }()
 	s, err := read(state)
 	if err == nil {
 		err = restore(s)
-	}
-	if err == nil {
-		_ = renice(os.Getpid(), urgentNice) // the next request comes while calls wait
 	}
 	return err
 }

@@ -217,6 +217,7 @@ type Object struct {
 	Spilled       bool      `json:"spilled,omitempty"`
 	Host          bool      `json:"host,omitempty"`
 	MadeInTask    bool      `json:"madeInTask,omitempty"`
+	Doubtful      bool      `json:"doubtful,omitempty"`
 	Flexible      bool      `json:"flexible,omitempty"`
 	Unbound       bool      `json:"unbound,omitempty"`
 	Scheduled     bool      `json:"scheduled,omitempty"`

@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// While the container's calls wait, each thread that has to run, if only to end, would wait for its turn on a busy machine. So from the
-// moment that the guard is at rest until the program that goes on serves, its threads are urgent: they have the least nice value. A guard
-// has no right to that, and must not: NVIDIA's driver gives more to who has it. The child by which the program was tried keeps that right,
-// since it makes no call for anybody. It is of the program that goes on: who makes a guard urgent is who makes it ordinary again.
+// While the container's calls wait, each thread that has to run, if only to end, would wait for its turn on a busy machine. So as long as
+// nobody takes up calls the guard's threads are urgent: they have the least nice value. A guard has no right to that, and must not:
+// NVIDIA's driver gives more to who has it. The child by which the program is tried keeps that right, since it makes no call for anybody.
+// It is of the program that goes on: who makes a guard urgent is who makes it ordinary again.
 //
 // Not SCHED_RR, though it would come before whatever else: threads that begin under it have a timer slack of 0 for good, which nobody but
 // themselves, or who has CAP_SYS_NICE, can change, and a guard that fails to give it up has a processor for itself.
@@ -30,10 +30,10 @@ const (
 	urgentBytes = 1 << 20
 )
 
-// MakeUrgent has the child make this process' threads urgent, until ordinary. A child that is not urgent itself, because it may not be or
-// is of a program that knows nothing of this, is not asked: calls would wait for it.
-func (t *Trial) MakeUrgent() (ordinary func(), err error) {
-	if nice, err := niceOf(t.PID()); err != nil || nice != urgentNice || t.size > urgentBytes {
+// MakeUrgent has the child make this process' threads urgent, until ordinary. expected is how many bytes the state will have, about. A child
+// that is not urgent itself, because it may not be or is of a program that knows nothing of this, is not asked: calls would wait for it.
+func (t *Trial) MakeUrgent(expected int) (ordinary func(), err error) {
+	if nice, err := niceOf(t.PID()); err != nil || nice != urgentNice || max(t.size, expected) > urgentBytes {
 		return func() {}, nil
 	}
 	return func() { _ = renice(os.Getpid(), t.nice) }, t.ask(urgentWord+strconv.Itoa(os.Getpid()), urgentTime)

@@ -48,29 +48,32 @@ func TestUrgent(t *testing.T) {
 			t.Errorf("%s: nice values %v, want %d", when, now, want)
 		}
 	}
-	ask := func() (ordinary func()) {
+	ask := func(expected int) (ordinary func()) {
 		t.Helper()
-		ordinary, err := trial.MakeUrgent()
+		ordinary, err := trial.MakeUrgent(expected)
 		if err != nil {
 			t.Error(err)
 		}
 		return ordinary
 	}
-	ask()
-	same("by a child that has tried nothing", before[0])
+	want := before[0]
+	if nice, _ := niceOf(trial.PID()); nice == urgentNice { // as root may do almost everywhere
+		want = urgentNice
+	}
+	ask(urgentBytes + 1)
+	same("with a state that will be large", before[0])
+	ordinary := ask(urgentBytes)
+	same("by a child that has tried nothing", want)
+	ordinary()
 	if err := tried(t, trial); err != nil {
 		t.Fatal(err)
 	}
 	size := trial.size
 	trial.size = urgentBytes + 1
-	ask()
+	ask(0)
 	same("with a large state", before[0])
 	trial.size = size
-	want := before[0]
-	if nice, _ := niceOf(trial.PID()); nice == urgentNice { // as root may do almost everywhere
-		want = urgentNice
-	}
-	ordinary := ask()
+	ordinary = ask(0)
 	same("while it is urgent", want)
 	stop := make(chan struct{})
 	for range 4 { // threads of their own, which begin now
@@ -82,7 +85,7 @@ func TestUrgent(t *testing.T) {
 	ordinary()
 	same("afterwards", before[0])
 	close(stop)
-	ask()
+	ask(0)
 	if err := (&Process{}).MakeOrdinary(); err != nil { // a state of a program that was never urgent
 		t.Error(err)
 	}
