@@ -130,7 +130,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &fakeCall{trappedCall: trappedCall{guard: g, notif: &seccompNotif{}, task: task, mem: mem, fd: fd}}
+	c := &fakeCall{trappedCall: trappedCall{guard: g, notif: &seccompNotif{Arch: nativeArch}, task: task, mem: mem, fd: fd}}
 	if c.node, _, err = g.nodes.classify(fd); err != nil {
 		t.Fatal(err)
 	}

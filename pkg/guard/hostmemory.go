@@ -49,6 +49,9 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	if rm.U32(o, rm.AllocMemoryFlags)&rm.AllocMemoryRegister != 0 { // nobody honest has been seen to; clearParams says what it does
 		return answer(c.status(rm.StatusNotSupported))
 	}
+	if !c.valid() { // the thread has been interrupted, and may be in another one: this one would leave a record for good
+		return answer(replyDone)
+	}
 	client, handle := rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryObject)
 	lock, ok := g.account.lockCalls(client, client)
 	if !ok {

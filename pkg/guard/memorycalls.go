@@ -63,7 +63,7 @@ func (m *memoryCalls) left(c *trappedCall) {
 }
 
 func (m *memoryCalls) forgetOver(tid int, x *memoryCall) (over bool) {
-	if over = threadIn(tid, x.args, &x.began) == threadOutside; over {
+	if over = threadIn(tid, x.args, &x.began, cpuTime.leftCall) == threadOutside; over {
 		delete(m.inside, tid)
 		m.n.Store(int32(len(m.inside)))
 	}
