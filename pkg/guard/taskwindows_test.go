@@ -156,7 +156,9 @@ func TestHostMemoryHandedOver(t *testing.T) {
 	c.refused("NV_ERR_NO_MEMORY", "hostmap", a, 17*mib, heldHandle+2)
 	c.do("closefd", freed)
 	r.hostAgrees(32 * quota.MiB)
+	r.guard.sweepMu.Lock() // nobody changes anything when books are begun
 	books := r.keepBooks(1)
+	r.guard.sweepMu.Unlock()
 	if err := books.compare(); err != nil {
 		t.Error(err)
 	}
