@@ -148,7 +148,7 @@ func TestLostOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g.account.addWindow(fakeClient, fakeMemory, nil, &window{address: address, file: shown, own: own})
+			g.account.addWindow(fakeClient, fakeMemory, nil, &window{address: address, handle: own.NewHandle(), file: shown, own: own})
 			c := newFakeCall(t, g, fakeControl)
 			if rep := c.escape(x.nr, x.o); c.failed(rep) || !c.executed {
 				t.Fatalf("%+v, status %#x", rep, c.statusWord())

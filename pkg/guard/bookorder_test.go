@@ -286,7 +286,7 @@ func TestFileOfNoClient(t *testing.T) {
 	f := &file{weakRef: weakRef{epfd: -1}}
 	whileCommitted(t, g, func() {
 		f.mu.Lock()
-		made := g.clientFound(f, 1, os.Getpid())
+		made := g.clientFound(f, 1, os.Getpid(), 0)
 		f.mu.Unlock()
 		g.clientGone(made)
 	}, func(entries map[journal.Key][]byte) error {

@@ -220,7 +220,9 @@ func letGo(g *Guard) {
 func inOrder(g *Guard) {
 	g.account.mu.Lock()
 	defer g.account.mu.Unlock()
-	slices.SortFunc(g.account.loose, func(v, w *window) int { return cmp.Compare(v.handle, w.handle) })
+	slices.SortFunc(g.account.loose, func(v, w *window) int {
+		return cmp.Or(cmp.Compare(v.handle, w.handle), cmp.Compare(v.file.epfd, w.file.epfd))
+	})
 }
 
 // onlyBooked is what the books are for of a state, as text.

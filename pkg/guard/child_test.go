@@ -198,6 +198,18 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		address, fd, err := s.mapMemory(a, "nvidia0")
 		return fmt.Sprint(address, " ", fd), err
 	},
+	// hostmap CLIENT SIZE HANDLE: host memory of RM_ALLOC_MEMORY with a mapping, on a file that stays open → descriptor
+	"hostmap": func(s *childState, a []int) (string, error) {
+		fd, err := s.open("nvidiactl", unix.O_CLOEXEC)
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(fd), s.allocMapped(s.clients[a[0]], uint64(a[1]), uint32(a[2]), fd)
+	},
+	// hostmapon CLIENT SIZE HANDLE DESCRIPTOR
+	"hostmapon": func(s *childState, a []int) (string, error) {
+		return "", s.allocMapped(s.clients[a[0]], uint64(a[1]), uint32(a[2]), a[3])
+	},
 	// unwindow CLIENT MEMORY ADDRESS
 	"unwindow": func(s *childState, a []int) (string, error) {
 		o := make([]byte, rm.UnmapMemorySize)

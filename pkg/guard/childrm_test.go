@@ -165,3 +165,29 @@ func (s *childState) mapMemory(a []int, node string) (address uint64, fd int, er
 	}
 	return rm.U64(o, rm.MapMemoryAddress), fd, err
 }
+
+// allocMapped is RM_ALLOC_MEMORY of host memory that is mapped into a file.
+func (s *childState) allocMapped(c *rmClient, size uint64, handle uint32, fd int) error {
+	gpu, err := s.open("nvidia0", unix.O_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(gpu)
+	on := &rmClient{fd: gpu}
+	registered := make([]byte, rm.RegisterFDSize)
+	rm.PutU32(registered, rm.RegisterFDFD, uint32(c.fd))
+	if err := on.ioctl(rm.EscRegisterFD, registered); err != nil {
+		return err
+	}
+	o := make([]byte, rm.AllocMemorySize)
+	putWords(o, 0, c.client, c.dev, handle, classSystem)
+	rm.PutU64(o, rm.AllocMemoryLimit, size-1)
+	rm.PutU32(o, rm.AllocMemoryFD, uint32(fd))
+	if err := on.ioctl(rm.EscAllocMemory, o); err != nil {
+		return err
+	}
+	if named := rm.U32(o, rm.AllocMemoryFD); named != uint32(fd) {
+		return fmt.Errorf("the call comes back with file %d, not %d", named, fd)
+	}
+	return statusError("RM_ALLOC_MEMORY", rm.U32(o, rm.AllocMemoryStatus))
+}

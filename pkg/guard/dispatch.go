@@ -130,7 +130,7 @@ func (w *worker) handle(c *trappedCall) reply {
 		return fail(unix.ENODEV)
 	case c.node.kind == nodeOther:
 		return g.onOtherFile(c, cmd)
-	case notif.Arch != nativeArch || uint32(notif.NR)&x32Bit != 0:
+	case c.isForeign():
 		// 32-bit callers of a driver with 64-bit structures do not exist; what comes this way is an attempt.
 		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", notif.Arch, "nr", notif.NR)
 		return fail(unix.ENOSYS)
@@ -172,14 +172,19 @@ func fromLimiter(cmd uint32) bool { return cmd == page.ReserveManaged || cmd == 
 
 func (c *trappedCall) sizeOf(cmd uint32) int { return int(cmd>>16) & 0x3fff }
 
+// isForeign reports a call through a table of system calls that is not the machine's own: i386's, or x32's.
+func (c *trappedCall) isForeign() bool {
+	return c.notif.Arch != nativeArch || uint32(c.notif.NR)&x32Bit != 0
+}
+
 // onOtherFile answers an RM-shaped number on a file that is not NVIDIA's. It must not run natively if RM would act on it:
 // another thread could put an nvidiactl file in the descriptor's place meanwhile (docs/adr/0004-fd-table-race.md). The
 // numbers listed do no harm there.
 func (g *Guard) onOtherFile(c *trappedCall, cmd uint32) reply {
 	if !rm.UVMShaped(cmd) {
 		switch cmd & 0xff {
-		case rm.EscAllocMemory:
-			if g.memoryCalls.let(c) {
+		case rm.EscAllocMemory: // by the registers of a foreign call nobody sees that a thread is inside
+			if !c.isForeign() && c.valid() && g.memoryCalls.let(c) {
 				return replyResume
 			}
 			return fail(unix.ENOTTY)

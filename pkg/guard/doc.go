@@ -27,7 +27,7 @@
 //	                   fabric.go (NVLink addresses), contextmemory.go
 //	host memory        hostmemory.go, spill.go, kernelmap.go (mapped into the kernel)
 //	managed memory     managed.go, managedlimit.go (its part of the account), spans.go (ranges), maps.go (/proc/PID/maps)
-//	for the processor  windows.go (RM_MAP_MEMORY)
+//	for the processor  windows.go (RM_MAP_MEMORY), taskwindows.go (RM_ALLOC_MEMORY)
 //	for others         share.go (RM_SHARE), export.go (objects in files), lend.go, loans.go (to members of a trust domain)
 //	UVM                uvm.go, uvmmaps.go (what is mapped), uvmranges.go, uvmspace.go (address spaces, channels), uvmtables.go
 //	                   (page tables), zombies.go

@@ -130,7 +130,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &fakeCall{trappedCall: trappedCall{guard: g, notif: &seccompNotif{}, task: task, mem: mem, fd: fd}}
+	c := &fakeCall{trappedCall: trappedCall{guard: g, notif: &seccompNotif{Arch: nativeArch}, task: task, mem: mem, fd: fd}}
 	if c.node, _, err = g.nodes.classify(fd); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
 func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	c.mem.reset()
 	c.trappedCall = trappedCall{guard: c.guard, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
-		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+		flight: c.flight, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	escaped.Store(unsafe.SliceData(o))
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
 	c.notif.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}

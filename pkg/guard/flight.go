@@ -12,31 +12,32 @@ import (
 // A flight is a call under way as the next guard finds it, should this one be killed: in memory that both have. The kernel writes a
 // notification right there, so there is no moment at which it is received and only this process knows; and the worker's copy of the call is
 // there, into which the driver writes.
+//
+// The guard may be killed between any two stores, and what is here of the worker's call before is never cleared. So two words, stored last,
+// say what may be read, of this call: asked, and settled. They are cleared before the next notification comes. Who reads it is the same
+// program, which the keeper executes: after an upgrade there is other memory.
 type flight struct {
-	notif    seccompNotif // ID 0: none
-	listener int32        // descriptor
-	phase    atomic.Uint32
-	commit   atomic.Uint64 // that settles the call; 0: the books do not change by it
-	outer    uint64        // where the task has the structure
-	fd       int32         // the guard's copy of the task's file
-	errno    int32
-	cmd      uint32
-	made     uint32 // the object that the call makes, under a name that nothing had before; 0: there is none, or the driver chooses the name
-	whole    uint32 // not 0: the call is described here
-	resume   uint32 // not 0: the answer is that the task makes the call itself
-	blockN   uint32
-	partN    uint32
-	at       flightPart // of the outer structure
-	blocks   [maxParts]flightBlock
-	parts    [maxParts]flightPart // to be written to the task
-}
+	notif    seccompNotif  // ID 0: none
+	listener int32         // descriptor
+	asked    atomic.Uint32 // not 0: the driver may have been, and the call is described
+	settled  atomic.Uint64 // 1 and the number of the commit that settles the call (number 0: no books change by it), with its answer; 0: none
 
-// The phases of a call.
-const (
-	phaseReceived = iota // nobody was asked anything
-	phaseAsked           // the driver may have been
-	phaseAnswered        // commit settles it, and the answer is in parts, if the books have it
-)
+	// The description.
+	outer  uint64 // where the task has the structure
+	fd     int32  // the guard's copy of the task's file
+	cmd    uint32
+	made   uint32 // the object that the call makes, under a name that nothing had before; 0: there is none, or the driver chooses the name
+	whole  uint32 // not 0: what follows is all of the call
+	at     flightPart
+	blockN uint32
+	blocks [maxParts]flightBlock
+
+	// The answer.
+	errno  int32
+	resume uint32 // not 0: the task makes the call itself
+	partN  uint32
+	parts  [maxParts]flightPart // to be written to the task
+}
 
 type flightPart struct {
 	addr    uint64
@@ -72,10 +73,10 @@ func locate(body, b []byte) (p flightPart, ok bool) {
 	return flightPart{at: uint32(at), len: uint32(len(b))}, true
 }
 
-// asked is called before the driver is.
+// asked is called before the driver is. Where it is asked more than once, that is about the same call, in the same memory.
 func (c *trappedCall) asked() {
 	f := c.flight
-	if f == nil {
+	if f == nil || f.asked.Load() != 0 {
 		return
 	}
 	f.whole, f.made, f.blockN = 0, 0, 0
@@ -98,7 +99,7 @@ func (c *trappedCall) asked() {
 			f.made = handle
 		}
 	}
-	f.phase.Store(phaseAsked)
+	f.asked.Store(1)
 }
 
 // answered is called when it is known what the task is told. From the commit on the call is over but for that.
@@ -121,15 +122,25 @@ func (c *trappedCall) answered(rep reply, parts []memoryPart) {
 		f.parts[i] = p
 		f.partN = uint32(i + 1)
 	}
-	c.guard.books.commit(func(number uint64) {
-		f.commit.Store(number)
-		f.phase.Store(phaseAnswered)
-	})
+	c.guard.books.commit(func(number uint64) { f.settled.Store(number + 1) })
 }
 
-// received makes a flight one of a notification that is about to come.
+// received makes a flight one of a notification that is about to come. The call before stays settled until it is no more asked: else who is
+// killed in between would have it undone.
 func (f *flight) received(listener int) {
-	f.phase.Store(phaseReceived)
-	f.commit.Store(0)
+	f.asked.Store(0)
+	f.settled.Store(0)
 	f.listener = int32(listener)
+}
+
+// outcome is what is known of a call when the guard was killed, by the last commit in its books. A call that was not asked and is not
+// settled has changed nothing, whatever was noted of it.
+func (f *flight) outcome(last uint64) outcome {
+	switch n := f.settled.Load(); {
+	case n > 0 && n-1 <= last:
+		return answered
+	case f.asked.Load() == 0:
+		return undone
+	}
+	return unknown
 }

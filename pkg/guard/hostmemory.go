@@ -42,11 +42,15 @@ func (g *Guard) planHostMemory(c *trappedCall, client uint32, size uint64, o obj
 const pinned = 128
 
 // noteHostMemory is the plan of host memory by RM_ALLOC_MEMORY. The driver's own may be mapped at once (rm_create_mmap_context compares the
-// process), the caller's is pinned, and so the call runs in the task. It counts as if it succeeded, until its handle is freed.
+// process), the caller's is pinned, and so the call runs in the task. It counts as if it succeeded, until its handle is freed, and what it
+// may have mapped is gone.
 func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	o := c.call.Outer
 	if rm.U32(o, rm.AllocMemoryFlags)&rm.AllocMemoryRegister != 0 { // nobody honest has been seen to; clearParams says what it does
 		return answer(c.status(rm.StatusNotSupported))
+	}
+	if !c.valid() { // the thread has been interrupted, and may be in another one: this one would leave a record for good
+		return answer(replyDone)
 	}
 	client, handle := rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryObject)
 	lock, ok := g.account.lockCalls(client, client)
@@ -81,6 +85,11 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	if old.charge != nil { // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
 		takes -= min(takes, old.charge.size)
 	}
+	w, as, err := g.windowOfTask(c, class, client, handle)
+	if err != nil {
+		return answer(c.deny(rm.StatusInsufficientResources, "hostwindow", "cannot follow the file of host memory that is mapped", "err", err))
+	}
+	defer func() { g.dropTaskWindow(w) }()
 	if !ok || limit == ^uint64(0) || !g.account.roomForObject(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(takes) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
@@ -90,10 +99,22 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	}
 	if taken {
 		g.account.growHost(client, handle, size, takes)
-		return pass()
+	} else {
+		g.account.addObject(client, x, 0, takes, takes)
 	}
-	g.account.addObject(client, x, 0, takes, takes)
-	return pass()
+	if g.account.addTaskWindow(client, handle, w) {
+		w = nil
+	}
+	return passOnFile(o, as)
+}
+
+// passOnFile has a call of RM_ALLOC_MEMORY made. Where the guard makes it, it names the file as the driver does.
+func passOnFile(o []byte, as uint32) plan {
+	named := rm.U32(o, rm.AllocMemoryFD)
+	rm.PutU32(o, rm.AllocMemoryFD, as)
+	p := pass()
+	p.done = func() { rm.PutU32(o, rm.AllocMemoryFD, named) }
+	return p
 }
 
 // memoryParent is what the driver answers to a call for host memory below an object. What it refuses must leave no record: that would seem

@@ -6,6 +6,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -156,5 +157,67 @@ func TestHostMemoryNamedAgain(t *testing.T) {
 	}
 	if o, _ := g.account.lookup(fakeClient, memory); o.parent != second || g.account.hostUsed != pageHost/pinned {
 		t.Errorf("recorded below %#x, %v are counted", o.parent, g.account.hostUsed)
+	}
+}
+
+// TestHostMemoryOnNode: RM_ALLOC_MEMORY comes on a GPU's node, where the driver tells nothing of a client. The search for the file that the
+// client is on is the call's, whatever the guard's own searches have cost.
+func TestHostMemoryOnNode(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	control, c := newFakeCall(t, g, fakeControl), newFakeCall(t, g, "/dev/zero")
+	f, err := g.followFile(control.fd, control.node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.account.clients[fakeClient].file = f
+	g.bill.searches.spend(time.Now(), 10)
+	if rep := noteMemory(c, classSystem, fakeDevice, 0x77); !rep.resume {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// TestClientSeen: a client's file is looked for where it was made, first.
+func TestClientSeen(t *testing.T) {
+	g := newFakeGuard(t, &fakeDriver{})
+	f := newFakeCall(t, g, fakeControl)
+	file, err := g.followFile(f.fd, f.node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.mu.Lock()
+	made := g.clientFound(file, fakeClient, os.Getpid(), uint64(f.fd))
+	file.mu.Unlock()
+	g.bill.searches.spend(time.Now(), 10) // none is allowed
+	at, ok := g.fileOf(made)
+	if !ok {
+		t.Fatal("it is not found without a search")
+	}
+	at.Done()
+}
+
+// TestMemoryCallStale: a call whose thread has been interrupted is not made any more. It leaves no record, and hides no other call that its
+// thread may be in. One by i386's table is not let through: where its thread is cannot be seen.
+func TestMemoryCallStale(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
+	f := newFakeCall(t, g, fakeControl)
+	f.call.Outer, f.listener = memoryCallOf(classSystem, fakeDevice, 0x77), &listener{fd: -1} // which knows no call
+	if p := g.noteHostMemory(&f.trappedCall, classSystem); p.ask || p.answer.resume {
+		t.Errorf("let through: %+v", p.answer)
+	}
+	if _, known := g.account.lookup(fakeClient, 0x77); known || g.account.hostUsed != 0 {
+		t.Errorf("known %t, %v charged", known, g.account.hostUsed)
+	}
+	cmd := uint32(testCmd(rm.EscAllocMemory, rm.AllocMemorySize))
+	if rep := g.onOtherFile(&f.trappedCall, cmd); rep.resume || g.memoryCalls.n.Load() != 0 {
+		t.Errorf("on another file: %+v, %d noted", rep, g.memoryCalls.n.Load())
+	}
+	f.listener = nil
+	for arch, resume := range map[uint32]bool{0x40000003: false, nativeArch: true} {
+		f.notif.Arch = arch
+		if rep := g.onOtherFile(&f.trappedCall, cmd); rep.resume != resume {
+			t.Errorf("architecture %#x on another file: %+v", arch, rep)
+		}
 	}
 }

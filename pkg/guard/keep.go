@@ -245,8 +245,8 @@ func (g *Guard) newScratch() (*arena, *flight, error) {
 	}
 	f, body := flightAt(k.memory.Flight(n))
 	return &arena{mem: body, release: func() {
-		f.received(0)
 		f.notif = seccompNotif{}
+		f.received(0)
 		_ = unix.Madvise(body, unix.MADV_REMOVE) // or each of them would be as large for good as it ever was
 		k.mu.Lock()
 		defer k.mu.Unlock()

@@ -41,6 +41,23 @@ func TestUselessBooks(t *testing.T) {
 	}
 }
 
+// TestRefusedRights: an object that the driver does not open is none that the next guard has to close; there is room for so many only.
+func TestRefusedRights(t *testing.T) {
+	g := withClient(newKept(t, &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+		rm.PutU32(call.Outer, rm.ShareStatus, rm.StatusInvalidObjectHandle)
+		return 0
+	}}))
+	for range keeper.MaxRights + 1 {
+		rights := []openRight{{fakeMemory, accessDup}}
+		if s, _ := g.whileShared(Target{}, fakeClient, rights, func() {}); s != rm.StatusInvalidObjectHandle {
+			t.Fatal(rm.StatusName(s))
+		}
+	}
+	if list := g.keep.memory.Rights(); len(list) > 0 || g.keep.useless.Load() {
+		t.Errorf("%d are noted, the keeper is useless: %v", len(list), g.keep.useless.Load())
+	}
+}
+
 // TestFlightsGiveBack: what calls under way have needed of memory is given back after them, however many there were.
 func TestFlightsGiveBack(t *testing.T) {
 	g := newKept(t, &inProcess{})

@@ -96,7 +96,7 @@ func (m *memoryCalls) look() {
 	}
 	m.mu.Unlock()
 	for tid, x := range some {
-		if threadIn(tid, x.args, &x.began) != threadOutside {
+		if threadIn(tid, x.args, &x.began, cpuTime.leftCall) != threadOutside {
 			continue
 		}
 		m.mu.Lock()

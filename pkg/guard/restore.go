@@ -140,8 +140,10 @@ func (r *restorer) account() {
 		}
 	}
 	for _, v := range x.Windows {
-		w := &window{address: v.Address, handle: v.Handle, gpu: v.GPU, size: quota.Bytes(v.Size), charge: at(r.charges, v.Charge), kept: v.Kept,
-			own: r.guard.rmClient}
+		w := &window{address: v.Address, handle: v.Handle, gpu: v.GPU, size: quota.Bytes(v.Size), charge: at(r.charges, v.Charge), kept: v.Kept}
+		if w.handle != 0 {
+			w.own = r.guard.rmClient
+		}
 		for _, old := range r.guard.oldClients {
 			if old.Handle() == v.Own {
 				w.own = old

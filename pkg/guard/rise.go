@@ -53,7 +53,7 @@ func ReadFallen(fd int) (*Fallen, error) {
 	}
 	kept := append(f.Descriptors(), fd)
 	for _, x := range f.flights() {
-		if x.undecided(f.last) && !slices.Contains(kept, int(x.fd)) && x.fd > 2 {
+		if x.outcome(f.last) == unknown && !slices.Contains(kept, int(x.fd)) && x.fd > 2 {
 			kept = append(kept, int(x.fd))
 		}
 	}
@@ -147,7 +147,7 @@ func Rise(f *Fallen, driver Driver, log *slog.Logger) (*Guard, Sockets, error) {
 func (g *Guard) mayGoOn(f *Fallen) error {
 	for _, x := range f.flights() {
 		c, ok := x.call()
-		if !ok || !x.undecided(f.last) || rm.UVMShaped(c.Cmd) || c.NR() != rm.EscControl {
+		if !ok || x.outcome(f.last) != unknown || rm.UVMShaped(c.Cmd) || c.NR() != rm.EscControl {
 			continue
 		}
 		switch ctl, _ := g.abi.Control(rm.U32(c.Outer, rm.ControlCmd)); ctl.Kind {
@@ -280,10 +280,8 @@ func (g *Guard) land(f *Fallen, x *flight) outcome {
 	if !slices.Contains(f.Process.Listeners, l.fd) {
 		return answered
 	}
-	waits, came := l.valid(x.notif.ID), answered
-	if x.phase.Load() == phaseReceived {
-		came = undone
-	} else if x.undecided(f.last) {
+	waits, came := l.valid(x.notif.ID), x.outcome(f.last)
+	if came == unknown {
 		if came = g.settle(x); came == unknown {
 			return unknown
 		}
@@ -296,12 +294,6 @@ func (g *Guard) land(f *Fallen, x *flight) outcome {
 		g.deliver(l, x)
 	}
 	return came
-}
-
-// undecided: the driver may have been asked, and the books, whose last commit is last, do not say what came of it.
-func (x *flight) undecided(last uint64) bool {
-	phase := x.phase.Load()
-	return phase == phaseAsked || phase == phaseAnswered && x.commit.Load() > last
 }
 
 // deliver gives the answer that the other guard was about to give.

@@ -32,6 +32,7 @@ type mortal struct {
 	calls  atomic.Int64 // until it dies; below 0: it lives
 	before atomic.Bool  // the driver is not asked any more
 	own    atomic.Bool  // it dies in a call of the guard's own, which has no caller
+	commit atomic.Bool  // it dies in the next commit after the call, of which nothing is written
 	dead   atomic.Bool
 	died   chan struct{}
 }
@@ -40,15 +41,43 @@ func (d *mortal) Exec(t Target, call *rm.Call) (e syscall.Errno) {
 	d.stayIfDead()
 	dies := !makesClient(call) && (!d.memory || ofMemory(call)) &&
 		(d.any || d.own.Load() == (t.PID == 0) && d.decidable(t, call)) && d.calls.Add(-1) == 0
-	if !dies || !d.before.Load() {
+	if !dies || !d.before.Load() || d.commit.Load() {
 		e = d.inProcess.Exec(t, call)
 	}
-	if dies {
+	switch {
+	case dies && d.commit.Load():
+		d.dieInCommit()
+	case dies:
 		d.dead.Store(true)
 		close(d.died)
 	}
 	d.stayIfDead()
 	return e
+}
+
+// dieInCommit has no more room for the journal.
+func (d *mortal) dieInCommit() {
+	d.guard.books.commits.Lock()
+	defer d.guard.books.commits.Unlock()
+	m := d.guard.keep.memory
+	fd := m.Files()[m.Active().Load()&1]
+	kept, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	full, e := unix.Open("/dev/full", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err = errors.Join(err, e); err != nil {
+		panic(err)
+	}
+	d.guard.books.lost = func(error) {
+		err := unix.Dup3(kept, fd, unix.O_CLOEXEC)
+		if err = errors.Join(err, unix.Close(kept), unix.Close(full)); err != nil {
+			panic(err)
+		}
+		d.dead.Store(true)
+		close(d.died)
+		d.stayIfDead()
+	}
+	if err := unix.Dup3(full, fd, unix.O_CLOEXEC); err != nil {
+		panic(err)
+	}
 }
 
 // makesClient: with a real driver the task makes its clients itself, and their files close by themselves.
@@ -136,8 +165,10 @@ func (r *rig) newMortal() *mortal {
 // fall has another guard go on in the place of one that has died.
 func (r *rig) fall(d *mortal) error {
 	old := r.guard
-	old.books.commits.Lock() // whoever would answer, or write something down, stays
-	go old.work.Lock()       // and who would do something by himself
+	if !d.commit.Load() { // else it was locked when that guard died
+		old.books.commits.Lock() // whoever would answer, or write something down, stays
+	}
+	go old.work.Lock() // and who would do something by himself
 	old.watch.mu.Lock()
 	for fd := range old.watch.on {
 		_ = unix.EpollCtl(old.watch.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
@@ -192,7 +223,7 @@ var errRefused = errors.New("the container is as without a keeper")
 func (r *rig) closeLeft(f *Fallen) {
 	kept := f.Descriptors()
 	for _, x := range f.flights() {
-		if x.undecided(f.last) {
+		if x.outcome(f.last) == unknown {
 			kept = append(kept, int(x.fd))
 		}
 	}
@@ -299,6 +330,7 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 		defer commitAllTheTime(w.guard.books)()
 	}
 	d.before.Store(random.IntN(2) == 0)
+	d.commit.Store(random.IntN(3) == 0)
 	d.calls.Store(1 + random.Int64N(400))
 	if d.own.Store(random.IntN(4) == 0); d.own.Load() && !any { // there are fewer
 		d.calls.Store(1 + random.Int64N(60))
@@ -321,7 +353,8 @@ func walkFallen(t *testing.T, seed uint64, any bool) (fell, killed bool, err err
 		err = w.over()
 	}
 	if err != nil {
-		err = fmt.Errorf("step %d, fell %v, before the driver %v, in a call of its own %v: %w", step, fell, d.before.Load(), d.own.Load(), err)
+		err = fmt.Errorf("step %d, fell %v, before the driver %v, in a call of its own %v, in a commit %v: %w", step, fell, d.before.Load(),
+			d.own.Load(), d.commit.Load(), err)
 	}
 	return fell, killed, err
 }

@@ -88,7 +88,7 @@ func (g *Guard) checkRootAlloc(c *trappedCall) plan {
 		g.pendingRoots.Add(1) // before it is counted: see wholenessOf
 		g.rootsLet.Add(1)
 	}, commit: func() {
-		made := g.clientFound(f, rm.U32(c.call.Outer, rm.AllocObject), c.task.proc.tgid)
+		made := g.clientFound(f, rm.U32(c.call.Outer, rm.AllocObject), c.task.proc.tgid, c.notif.Args[0])
 		t := c.target() // now: c serves other calls by the time of an undo
 		c.undo = func() {
 			if s, e := g.rmFree(t, made.handle, made.handle); e == 0 && s == rm.StatusOK {
@@ -234,13 +234,13 @@ func (g *Guard) awaitPendingRoots(c *trappedCall) (reply, bool) {
 	return replyDone, true
 }
 
-// clientFound records a client that the driver has made on a file, which is locked.
-func (g *Guard) clientFound(f *file, handle uint32, tgid int) *client {
+// clientFound records a client that the driver has made on a file, which is locked. The process that made it has the file there.
+func (g *Guard) clientFound(f *file, handle uint32, tgid int, fd uint64) *client {
 	f.rooted = true
 	f.clients++
 	g.books.note(f)
 	made := g.account.addClient(handle, tgid, f)
-	g.account.setUser(made, euidOf(tgid))
+	g.account.setMaker(made, euidOf(tgid), place{tgid, tgid, int(int32(fd))})
 	g.clientMade()
 	return made
 }

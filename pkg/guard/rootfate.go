@@ -199,7 +199,7 @@ func (g *Guard) probeRoot() (handle uint32, refused bool, err error) {
 func (g *Guard) settleRoot(f *file, handle uint32) {
 	p := f.pending
 	g.rootSettled(p)
-	g.clientFound(f, handle, p.task.proc.tgid)
+	g.clientFound(f, handle, p.task.proc.tgid, p.args[0])
 	g.endPending(f) // last: from then on the file may be closed for good, which ends the clients that are known
 }
 

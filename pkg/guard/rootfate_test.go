@@ -438,23 +438,24 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestComputed: a thread that computes, in user mode or in the kernel, cannot keep the guard looking for ever.
+// TestComputed: a thread that computes, in user mode or, where its call does not for long, in the kernel, cannot keep the guard looking for
+// ever.
 func TestComputed(t *testing.T) {
 	began := cpuTime{1000, 2000}
 	for _, x := range []struct {
-		now  cpuTime
-		want bool
+		now       cpuTime
+		root, any bool
 	}{
-		{began, false},
-		{cpuTime{1009, 2000}, false},
-		{cpuTime{1010, 2000}, true},
-		{cpuTime{1010, 2010}, false},
-		{cpuTime{1100, 2999}, false},
-		{cpuTime{1000, 3000}, true},
-		{cpuTime{1100, 3000}, true},
+		{began, false, false},
+		{cpuTime{1009, 2000}, false, false},
+		{cpuTime{1010, 2000}, true, true},
+		{cpuTime{1010, 2010}, false, false},
+		{cpuTime{1100, 2999}, false, false},
+		{cpuTime{1000, 3000}, true, false}, // one that makes memory clears it for as long
+		{cpuTime{1100, 3000}, true, false},
 	} {
-		if x.now.since(began).leftCall() != x.want {
-			t.Errorf("%+v since %+v: want %t", x.now, began, x.want)
+		if since := x.now.since(began); since.leftRootAlloc() != x.root || since.leftCall() != x.any {
+			t.Errorf("%+v since %+v: want %t of a root alloc, %t of any call", x.now, began, x.root, x.any)
 		}
 	}
 }

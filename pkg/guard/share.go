@@ -150,11 +150,11 @@ func (a *account) policiesLet(from *client, object uint32, to *client, right uin
 	return l.all&right != 0 || l.user&right != 0 && from.euid >= 0 && from.euid == to.euid
 }
 
-// setUser notes the user number that a client was made under; the driver compares that of then.
-func (a *account) setUser(c *client, euid int) {
+// setMaker notes the user number that a client was made under, since the driver compares that of then, and where its file was.
+func (a *account) setMaker(c *client, euid int, at place) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	c.euid = euid
+	c.euid, c.fileSeenAt = euid, at
 	a.books.note(c)
 }
 
@@ -217,6 +217,7 @@ func (g *Guard) grantRight(t Target, c *client, what openRight) (s uint32, e uni
 	if c.open.calls[what] == 0 {
 		g.noteRight(c, what)
 		if s, e = g.callShare(t, c, what, 0); e != 0 || s != rm.StatusOK {
+			g.forgetRight(c, what)
 			return s, e
 		}
 	}

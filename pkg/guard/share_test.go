@@ -137,8 +137,8 @@ func TestOtherUser(t *testing.T) {
 		from, to int
 		want     bool
 	}{{1000, 1000, true}, {0, 0, true}, {0, 1000, false}, {1000, 0, false}, {-1, -1, false}, {-1, 0, false}} {
-		a.setUser(from, x.from)
-		a.setUser(to, x.to)
+		a.setMaker(from, x.from, place{})
+		a.setMaker(to, x.to, place{})
 		if a.policiesLet(from, 1, to, accessDup) != x.want {
 			t.Errorf("user %d to user %d: want %v", x.from, x.to, x.want)
 		}

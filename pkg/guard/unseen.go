@@ -50,7 +50,7 @@ func (c *trappedCall) telling(t Target, client uint32) (_ Target, done func(), o
 	if of == nil {
 		return t, nil, false
 	}
-	control, ok := c.guard.fileOf(of)
+	control, ok := c.guard.fileWithin(of, &bucket{}) // the caller pays for the search: it is a part of its call
 	return control, control.Done, ok
 }
 
@@ -105,7 +105,7 @@ func (c *trappedCall) isUncountedOf(client, handle uint32) bool {
 	if o, known := c.guard.account.lookup(client, handle); known && o.isThere() { // nobody is asked
 		return c.isUncounted(c.target(), client, handle)
 	}
-	t, ok := c.guard.fileOf(c.locked.of(client))
+	t, ok := c.guard.fileWithin(c.locked.of(client), &bucket{})
 	if !ok { // its process has ended
 		c.named, c.gone = handle, true
 		return true

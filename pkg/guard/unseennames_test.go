@@ -57,13 +57,17 @@ func allocStatus(c *fakeCall, parent, class uint32, params []byte) uint32 {
 }
 
 func noteMemory(c *fakeCall, class, parent, handle uint32) reply {
+	return c.escape(rm.EscAllocMemory, memoryCallOf(class, parent, handle))
+}
+
+func memoryCallOf(class, parent, handle uint32) []byte {
 	o := make([]byte, rm.AllocMemorySize)
 	rm.PutU32(o, rm.AllocMemoryRoot, fakeClient)
 	rm.PutU32(o, rm.AllocMemoryParent, parent)
 	rm.PutU32(o, rm.AllocMemoryObject, handle)
 	rm.PutU32(o, rm.AllocMemoryClass, class)
 	rm.PutU64(o, rm.AllocMemoryLimit, 4095)
-	return c.escape(rm.EscAllocMemory, o)
+	return o
 }
 
 // TestUnseenBehindRecord: what the account knows of what a task makes itself is no proof that the handle is that. RM_ALLOC_MEMORY of pages

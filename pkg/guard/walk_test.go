@@ -200,7 +200,7 @@ func (w *walker) compare(end bool) error {
 	a := w.guard.account
 	a.mu.Lock()
 	used, clients, tsgs, channels, objects, zombies := a.gpus[0].used, len(a.clients), a.gpus[0].tsgs, a.gpus[0].channels, a.objects, a.zombies
-	old := len(w.guard.oldClients)
+	old, host := len(w.guard.oldClients), a.hostUsed
 	a.mu.Unlock()
 	if !end { // those of guards that have fallen end with their windows
 		s.Clients -= old
@@ -223,6 +223,9 @@ func (w *walker) compare(end bool) error {
 		return fmt.Errorf("the driver has given out %v, the guard has charged %v", quota.Bytes(truth), used)
 	case int64(used) > truth+int64(mapped):
 		return fmt.Errorf("the guard has charged %v, the driver has given out %v, and address spaces hold %v", used, quota.Bytes(truth), mapped)
+	case s.Host-w.before.Host > host:
+		w.guard.sweep() // a simulated driver's files do not close by themselves
+		return fmt.Errorf("the driver has made %v of host memory, the guard has charged %v", s.Host-w.before.Host, host)
 	case s.GPUs[1].Used > 0:
 		return fmt.Errorf("the other GPU has given out %v", s.GPUs[1].Used)
 	case s.Clients > clients, groups > tsgs, inGroups > channels:
@@ -233,9 +236,9 @@ func (w *walker) compare(end bool) error {
 	case truth != 0 || s.Clients+s.Files+s.Objects+s.Exports != 0:
 		return fmt.Errorf("the processes are gone, and the driver has %v, %d clients, %d files, %d objects, %d exports",
 			quota.Bytes(truth), s.Clients, s.Files, s.Objects, s.Exports)
-	case used != 0 || clients+tsgs+channels+objects+zombies+w.guard.files.count() != 0:
-		return fmt.Errorf("the processes are gone, and the guard counts %v, %d clients, %d groups, %d channels, %d objects, %d zombies, %d files",
-			used, clients, tsgs, channels, objects, zombies, w.guard.files.count())
+	case used != 0 || host != 0 || clients+tsgs+channels+objects+zombies+w.guard.files.count() != 0:
+		return fmt.Errorf("the processes are gone, and the guard counts %v, %v of the host's, %d clients, %d groups, %d channels, %d objects, "+
+			"%d zombies, %d files", used, host, clients, tsgs, channels, objects, zombies, w.guard.files.count())
 	}
 	return nil
 }

@@ -23,11 +23,13 @@ const (
 	threadOutside                    // it has left it, or has ended
 )
 
-func (p *pendingRoot) whereabouts() whereabouts { return threadIn(p.task.tid, p.args, &p.began) }
+func (p *pendingRoot) whereabouts() whereabouts {
+	return threadIn(p.task.tid, p.args, &p.began, cpuTime.leftRootAlloc)
+}
 
 // threadIn tells whether a thread is inside the call that it was allowed to make, by the registers. What it had computed at the first look
-// is kept in began.
-func threadIn(tid int, args [3]uint64, began **cpuTime) whereabouts {
+// is kept in began; left says whether it has left the call when it has computed so much since.
+func threadIn(tid int, args [3]uint64, began **cpuTime, left func(cpuTime) bool) whereabouts {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/syscall")
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH):
@@ -39,7 +41,7 @@ func threadIn(tid int, args [3]uint64, began **cpuTime) whereabouts {
 		case !ok:
 		case *began == nil:
 			*began = &now
-		case now.since(**began).leftCall():
+		case left(now.since(**began)):
 			return threadOutside
 		}
 		return threadUnseen
@@ -56,11 +58,16 @@ func (t cpuTime) since(began cpuTime) cpuTime {
 	return cpuTime{t.user - began.user, t.system - began.system}
 }
 
-// leftCall reports that a thread which has used so much since its call was let through has left the call: in user mode, or in the kernel,
-// where no call of RM's computes for so long. The kernel splits its exact sum by samples.
+// leftCall reports that a thread which has used so much since its call was let through has left the call: in user mode. The kernel splits
+// its exact sum by samples.
 func (t cpuTime) leftCall() bool {
-	const userTicks, systemTicks = 10, uint64(stallTime / (10 * time.Millisecond))
-	return t.user >= userTicks && t.user > t.system || t.system >= systemTicks
+	const userTicks = 10
+	return t.user >= userTicks && t.user > t.system
+}
+
+// leftRootAlloc is leftCall of a call that does not compute for long in the kernel. One that clears or pins memory does.
+func (t cpuTime) leftRootAlloc() bool {
+	return t.leftCall() || t.system >= uint64(stallTime/(10*time.Millisecond))
 }
 
 func cpuTimeOf(tid int) (t cpuTime, ok bool) {

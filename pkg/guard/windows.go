@@ -35,11 +35,11 @@ const (
 )
 
 // window is memory mapped for the processor. It is over with the memory's handle, too, and gone with the file. One that is kept is a handle
-// only, on memory that a channel writes to, and is over with that (notifiers.go).
+// only, on memory that a channel writes to, and is over with that (notifiers.go). One that the task has made has none (taskwindows.go).
 type window struct {
 	entry
 	address uint64 // by which the program knows it
-	handle  uint32 // the guard's, on the memory
+	handle  uint32 // the guard's, on the memory; 0: it has none
 	gpu     int
 	size    quota.Bytes      // of BAR1
 	charge  *charge          // kept by the guard's handle; nil: the memory has none
@@ -256,7 +256,7 @@ func (g *Guard) bar1Size(own *rmclient.Client, sub uint32) quota.Bytes {
 	return quota.Bytes(rm.U32(p, rm.FBInfoList+4)) * quota.KiB
 }
 
-// checkUnmapMemory: one of the guard's windows ends; another, which came with RM_ALLOC_MEMORY, is the task's. It takes nothing.
+// checkUnmapMemory: one of the guard's windows ends; another, which came with RM_ALLOC_MEMORY, the task has made (taskwindows.go).
 func (g *Guard) checkUnmapMemory(c *trappedCall) plan {
 	o := c.call.Outer
 	client, memory, address := rm.U32(o, rm.UnmapMemoryClient), rm.U32(o, rm.UnmapMemoryMemory), rm.U64(o, rm.UnmapMemoryAddress)
@@ -300,7 +300,7 @@ func (g *Guard) endWindows() {
 		if w.gone = w.kept || !w.file.alive(g.files.self); !w.gone {
 			continue
 		}
-		if s, e := w.own.Free(w.handle); e != 0 || s != rm.StatusOK && s != rm.StatusObjectNotFound { // a guard that was killed has freed it
+		if s, e := w.free(); e != 0 || s != rm.StatusOK && s != rm.StatusObjectNotFound { // a guard that was killed has freed it
 			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
 			continue
 		}
@@ -314,6 +314,14 @@ func (g *Guard) endWindows() {
 		g.account.dropReference(w.charge)
 	}
 	g.endOldClients()
+}
+
+// free frees the guard's handle.
+func (w *window) free() (status uint32, e unix.Errno) {
+	if w.handle == 0 {
+		return rm.StatusOK, 0
+	}
+	return w.own.Free(w.handle)
 }
 
 // endWindowsLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
@@ -365,10 +373,7 @@ func (a *account) unreserveWindow(w *window) {
 func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if w.charge = ch; ch != nil {
-		a.countReference(ch, &ch.references, 1)
-		ch.windows++
-	}
+	a.chargeWindow(w, ch)
 	a.books.note(w) // its address is known by now
 	c := a.clients[client]
 	if c == nil || c.objects[memory] == nil {
@@ -385,6 +390,11 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 func (a *account) keepWindowCharge(w *window, ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.chargeWindow(w, ch)
+}
+
+// chargeWindow is keepWindowCharge with the account locked.
+func (a *account) chargeWindow(w *window, ch *charge) {
 	if w.charge = ch; ch != nil {
 		a.countReference(ch, &ch.references, 1)
 		ch.windows++
@@ -398,7 +408,7 @@ func (a *account) findWindow(client, memory uint32, address uint64) (*object, in
 		return nil, -1
 	}
 	o := c.objects[memory]
-	return o, slices.IndexFunc(o.windows, func(w *window) bool { return w.address == address })
+	return o, slices.IndexFunc(o.windows, func(w *window) bool { return w.handle != 0 && w.address == address })
 }
 
 func (a *account) hasWindow(client, memory uint32, address uint64) bool {
@@ -454,7 +464,11 @@ func (a *account) removeGoneWindows() int {
 func (a *account) hasLooseWindowOn(self, fd int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.ContainsFunc(a.loose, func(w *window) bool {
+	return hasWindowOn(a.loose, self, fd)
+}
+
+func hasWindowOn(list []*window, self, fd int) bool {
+	return slices.ContainsFunc(list, func(w *window) bool {
 		if w.kept {
 			return false
 		}

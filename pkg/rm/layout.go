@@ -66,7 +66,7 @@ const (
 	AllocMemoryPointer  = 24      // the caller's pages (class 0x71)
 	AllocMemoryLimit    = 32      // size - 1
 	AllocMemoryStatus   = 40
-	AllocMemoryFD       = 48
+	AllocMemoryFD       = 48 // of the file to map, for class 0x3e (AllocMemoryMaps)
 
 	// NVOS05_PARAMETERS, RM_ALLOC_OBJECT.
 	AllocObjectSize   = 20
@@ -626,3 +626,9 @@ const (
 // P2PChoices are the offsets in NV503B_ALLOC_PARAMETERS of what a caller may choose of what all of a GPU's users share: peer ids, for
 // either GPU, mailboxes in BAR1, and peer ids of extended memory.
 var P2PChoices = [...]int{8, 12, 16, 20, 24, 32, 36}
+
+// AllocMemoryMaps reports that RM_ALLOC_MEMORY of host memory with such flags has it mapped into a file at once (RmIoctl in escape.c).
+func AllocMemoryMaps(flags uint32) bool {
+	const allocNone, noMap = 1, 1 // NVOS02_FLAGS_ALLOC (17:16), NVOS02_FLAGS_MAPPING (31:30)
+	return flags>>16&3 != allocNone && flags>>30 != noMap
+}

@@ -147,6 +147,9 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		}
 		return st
 	}
+	if o.class == classMemorySystem && o.pages == nil { // a dup has those of its source
+		o.pages = &hostPages{o.size}
+	}
 	if s := o.space; s != nil {
 		if s.ranges == nil {
 			s.ranges = map[*object]bool{}
@@ -550,5 +553,8 @@ func (r *request) allocMemory() uint32 {
 	}
 	st = r.finish(c, parent, o, rm.AllocMemoryObject)
 	rm.PutU32(out, rm.AllocMemoryObject, named)
+	if st == rm.StatusOK && class == classMemorySystem && rm.AllocMemoryMaps(rm.U32(out, rm.AllocMemoryFlags)) {
+		r.mapPages(c, o, FileID(rm.U32(out, rm.AllocMemoryFD)))
+	}
 	return st
 }

@@ -153,11 +153,12 @@ type file struct {
 	session  uint64
 	kind     NodeKind
 	minor    int
-	attached bool      // ATTACH_GPUS_TO_FD was done
-	identity *file     // REGISTER_FD: whose clients this file may use (ctl_nvfp)
-	clients  []*client // made on this file
-	window   *window   // what RM_MAP_MEMORY has prepared it to be mapped for, once
-	space              // of nvidia-uvm
+	attached bool       // ATTACH_GPUS_TO_FD was done
+	identity *file      // REGISTER_FD: whose clients this file may use (ctl_nvfp)
+	clients  []*client  // made on this file
+	window   *window    // what it is prepared to be mapped for, once
+	pages    *hostPages // what of host memory that is
+	space               // of nvidia-uvm
 }
 
 // owner is the file whose clients f may use.

@@ -38,6 +38,7 @@ type object struct {
 	children map[uint32]*object // by handle
 	gpu      *gpu               // of the device above; nil for objects outside of a device
 	memory   *memory            // device memory (class 0x40)
+	pages    *hostPages         // host memory (class 0x3e)
 	group    *group             // channel group (class 0xa06c)
 	channel  *channel           // *_CHANNEL_GPFIFO
 	vaspace  *vaspace           // class 0x90f1; of a device: the one of what names none, made when it is first used
@@ -54,6 +55,9 @@ type object struct {
 	within   *vaspace               // of a range at an address of its maker's choice
 	address  uint64                 // where that is
 }
+
+// hostPages is a piece of host memory. It lives as long as a handle, or a file that shows it (nv_free_pages).
+type hostPages struct{ size quota.Bytes }
 
 // memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports, and what UVM address
 // spaces hold.

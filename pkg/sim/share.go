@@ -157,8 +157,8 @@ func (r *request) dup() uint32 {
 			return st
 		}
 	}
-	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel,
-		group: from.group, vaspace: from.vaspace, size: from.size, tables: from.tables}
+	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, pages: from.pages,
+		channel: from.channel, group: from.group, vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
 		if m != nil {
 			m.ref()

@@ -21,6 +21,7 @@ type Snapshot struct {
 	Faults  int           `json:"faults"`  // how often a GPU computed with memory that was taken from it, since the driver's start
 	Stray   int           `json:"stray"`   // writes to memory that was free
 	Stale   int           `json:"stale"`   // files by which somebody may see memory that is not theirs any more
+	Host    quota.Bytes   `json:"host"`    // host memory that handles and files keep
 	GPUs    []GPUSnapshot `json:"gpus"`
 }
 
@@ -76,7 +77,7 @@ func (d *Driver) Snapshot() Snapshot {
 	defer d.mu.Unlock()
 	d.tick()
 	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Events: len(d.events),
-		Faults: d.faults, Stale: d.stale(), Stray: d.stray}
+		Faults: d.faults, Stale: d.stale(), Stray: d.stray, Host: d.hostPages()}
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,

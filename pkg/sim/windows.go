@@ -100,13 +100,39 @@ func (r *request) mapMemory() uint32 {
 	case f.window != nil:
 		return rm.StatusInUse
 	}
-	f.window = w
+	f.window, f.pages = w, o.pages
 	w.gpu.bar1 += w.size
 	w.address = r.d.nextAddress
 	r.d.nextAddress += (length + 1<<21) &^ (1<<21 - 1)
 	o.windows = append(o.windows, w)
 	rm.PutU64(out, rm.MapMemoryAddress, w.address)
 	return rm.StatusOK
+}
+
+// mapPages prepares a file to be mapped for host memory that was just made. Where it cannot the driver has the ioctl fail, and keeps the
+// memory.
+func (r *request) mapPages(c *client, o *object, id FileID) {
+	if f := r.d.files[id]; c.pid == r.pid && f != nil && f.session == r.s.id && f.kind == Control && f.window == nil {
+		f.window, f.pages = &window{pid: r.pid, gpu: o.gpu}, o.pages
+	}
+}
+
+// hostPages is what there is of host memory by handles and files that show it. What UVM address spaces and exports keep is not in it.
+func (d *Driver) hostPages() (sum quota.Bytes) {
+	there := map[*hostPages]bool{}
+	for _, c := range d.clients {
+		for _, o := range c.objects {
+			there[o.pages] = true
+		}
+	}
+	for _, f := range d.files {
+		there[f.pages] = true
+	}
+	delete(there, nil)
+	for p := range there {
+		sum += p.size
+	}
+	return sum
 }
 
 // windowAt finds a mapping of the calling process (serverutilMappingFilterCurrentUserProc); -1: there is none.

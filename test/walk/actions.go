@@ -105,7 +105,7 @@ func newOther(g *generator, p *gproc) bool {
 		return false
 	}
 	g.uses(p, c)
-	switch g.r.IntN(4) {
+	switch g.r.IntN(5) {
 	case 0, 1: // an address space of RM's, or for UVM (IS_EXTERNALLY_OWNED, ENABLE_PAGE_FAULTING)
 		o := g.object(c, c.device, classVASpace, 0)
 		flags := uint64(0)
@@ -131,6 +131,13 @@ func newOther(g *generator, p *gproc) bool {
 		}
 		o := g.object(c, c.device, classSystem, 1<<12)
 		g.add(p, "pin", c, o, c.device, gpu, 1<<12)
+	case 4: // the file may have a client, or be closed before the memory is freed
+		gpu, ctl := pick(g, g.files, held(p, "gpu")), pick(g, g.files, held(p, "ctl"))
+		if gpu == nil || ctl == nil || g.Real {
+			return false
+		}
+		size := uint64(1+g.r.IntN(16)) << 20
+		g.add(p, "hostmap", c, g.object(c, c.device, classSystem, size), c.device, gpu, ctl, size)
 	}
 	return true
 }

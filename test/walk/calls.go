@@ -189,6 +189,14 @@ var calls = map[string]func(*refer) call{
 		return call{fd: r.file(3), cmd: escape(rm.EscAllocMemory, rm.AllocMemorySize), outer: out,
 			blocks: []block{{Off: rm.AllocMemoryPointer, Data: make([]byte, min(size, 1<<12))}}, status: rm.AllocMemoryStatus, done: r.made()}
 	},
+	// hostmap CLIENT OBJECT PARENT GPU-FILE CTL-FILE SIZE
+	"hostmap": func(r *refer) call {
+		client, _ := r.client(0)
+		out := words(rm.AllocMemorySize, rm.AllocMemoryRoot, client, rm.AllocMemoryParent, r.parent(2), rm.AllocMemoryObject, handle(r.op.n(1)),
+			rm.AllocMemoryClass, classSystem, rm.AllocMemoryFD, uint32(r.file(4)))
+		rm.PutU64(out, rm.AllocMemoryLimit, r.op.size(5)-1)
+		return call{fd: r.file(3), cmd: escape(rm.EscAllocMemory, rm.AllocMemorySize), outer: out, status: rm.AllocMemoryStatus, done: r.made()}
+	},
 	// dup CLIENT OBJECT PARENT FROM-CLIENT FROM-OBJECT
 	"dup": func(r *refer) call {
 		client, fd := r.client(0)

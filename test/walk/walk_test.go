@@ -38,7 +38,7 @@ func TestGenerate(t *testing.T) {
 	}{
 		{"malformed", Kind{Malformed: true}, []string{"cards", "attach", "instance"}},
 		{"well-formed", Kind{}, []string{"uvmnospace", "cards", "attach", "instance"}},
-		{"real", Kind{Real: true}, []string{"uvmnospace", "uvmchannel", "uvmnochannel", "uvmregion", "uvmpool", "pin", "schedule"}},
+		{"real", Kind{Real: true}, []string{"uvmnospace", "uvmchannel", "uvmnochannel", "uvmregion", "uvmpool", "pin", "hostmap", "schedule"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			seen := map[string]bool{}

@@ -48,6 +48,8 @@ func attacks() []attack {
 		{name: "events", proves: "OS events are for descriptors that exist, and bounded: the driver has one list for all",
 			run: onGPU(hostileEvents)},
 		{name: "host-memory", proves: "host memory that no cgroup counts is bounded", run: hostileHostMemory},
+		{name: "host-mapped", proves: "host memory that is freed and still mapped stays charged, and is back when it is unmapped",
+			run: hostileHostMapped},
 		{name: "semaphores", proves: "semaphore surfaces are in small host memory only", run: onGPU(hostileSemaphores)},
 		{name: "kernel-maps", proves: "mappings into the kernel leave addresses of BAR1 to others", run: onGPU(hostileKernelMaps)},
 		{name: "exports", proves: "a list of exports in which one object is none frees nothing, also not of others",

@@ -58,6 +58,8 @@ func commands() []command {
 		{"mps-client", "[--size SIZE] [--hold SECONDS]", "make a context below the MPS server's channel group, and hold it and SIZE of memory",
 			cmdMPSClient},
 		{"stale-window", "", "what windows on freed memory show when another process has it; on the host, or without a guard", cmdStaleWindow},
+		{"host-pages", "", "what the machine has available as host memory of the driver's is mapped, pinned, freed, unmapped; on a real one",
+			onGPU(cmdHostPages)},
 		{"gspheap", "", "memory of the GPU's firmware; on the host only", onGPU(cmdGSPHeap)},
 		{"walk", "[--seed N] [--for 60s] [--procs 3] [--malformed] [--real] [--limit SIZE] [--sync STEPS] [--replay FILE] [--print] " +
 			"[--trace]", "driver calls at random, in several processes", cmdWalk},

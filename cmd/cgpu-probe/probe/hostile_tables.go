@@ -4,7 +4,6 @@ package probe
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -259,15 +258,18 @@ func hostileHostMemory(hostileOptions) error {
 }
 
 // memTotal is the machine's memory.
-func memTotal() (quota.Bytes, error) {
+func memTotal() (quota.Bytes, error) { return memInfo("MemTotal") }
+
+// memInfo is a size that /proc/meminfo tells.
+func memInfo(name string) (quota.Bytes, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, err
 	}
-	_, rest, _ := bytes.Cut(b, []byte("MemTotal:"))
+	_, rest, _ := bytes.Cut(b, []byte(name+":"))
 	fields := bytes.Fields(rest[:min(len(rest), 64)])
 	if len(fields) == 0 {
-		return 0, errors.New("/proc/meminfo has no MemTotal")
+		return 0, fmt.Errorf("/proc/meminfo has no %s", name)
 	}
 	n, err := strconv.ParseUint(string(fields[0]), 10, 54)
 	return quota.Bytes(n) * quota.KiB, err

@@ -225,9 +225,10 @@ func (s *State) checkAccount(c *checker, gpus int) {
 		c.gpu(w.GPU, 0, gpus)
 		c.ref("charge", w.Charge, len(a.Charges))
 		c.that(w.Kept != (w.File != nil), "a window's file")
+		c.that(!w.Kept || w.Handle != 0, "a window that is kept by nothing")
 		c.weak(w.File)
 		old := slices.ContainsFunc(s.Process.OldRM, func(x RMClient) bool { return x.Handle == w.Own })
-		c.that(old || w.Own == 0 && s.Process.RM != nil, "a window, and no RM client")
+		c.that(old || w.Own == 0 && (s.Process.RM != nil || w.Handle == 0), "a window, and no RM client")
 	}
 	for _, m := range a.DMA {
 		c.that(m.Mapper > 0 && m.Memory > 0, "a mapping of nothing")

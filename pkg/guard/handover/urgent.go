@@ -30,8 +30,9 @@ const (
 	urgentBytes = 1 << 20
 )
 
-// MakeUrgent has the child make this process' threads urgent, until ordinary. expected is how many bytes the state will have, about. A child
-// that is not urgent itself, because it may not be or is of a program that knows nothing of this, is not asked: calls would wait for it.
+// MakeUrgent has the child make this process' threads urgent, until ordinary. expected is how many bytes the state will have, about. A
+// child that is not urgent itself, because it may not be or is of a program that knows nothing of this, is not asked: calls would wait for
+// it.
 func (t *Trial) MakeUrgent(expected int) (ordinary func(), err error) {
 	if nice, err := niceOf(t.PID()); err != nil || nice != urgentNice || max(t.size, expected) > urgentBytes {
 		return func() {}, nil
