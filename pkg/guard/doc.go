@@ -73,6 +73,7 @@
 //	hostPool.mu        host memory that is charged in large pieces
 //	openRights.mu      an object of a client is opened, or closed again
 //	books.commits      what was noted is written down
+//	memoryCalls.looking  threads in RM_ALLOC_MEMORY are looked for; memoryCalls.mu below it is as account.mu
 //	file.mu            a file's clients, exports, and what is mapped or registered in it
 //	Guard.rmClientMu   the guard's own RM client is made
 //	Guard.mu           what has no lock of its own
