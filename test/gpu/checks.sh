@@ -205,6 +205,7 @@ check 'contexts that are made and ended again and again' vgpu 6GiB --rm -- "$bui
 check 'memory pools that other processes can be given' vgpu 6GiB --rm -- "$built/pools" device
 check 'CUDA IPC inside one container' vgpu 6GiB --rm -- "$built/ipc"
 check 'page-locked host memory of every kind' vgpu 6GiB --rm -- "$built/pinned"
+check 'page-locked host memory made and freed by ten threads' vgpu 6GiB --rm -- "$built/pinthreads" 5
 check 'ResNet-50 training, inference, cuBLAS' vgpu 16GiB --rm --shm-size 1g -- "$python" "$built/train.py"
 for program in ipc compile profile jax vmm; do
 	check "PyTorch and JAX: $program" vgpu 16GiB --rm --shm-size 1g -e HOME=/tmp -- "$python" "$built/programs.py" "$program"

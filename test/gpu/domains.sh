@@ -174,12 +174,12 @@ kill -KILL "$(awk '$1 == "pid" {print $2; exit}' "$dir/kill.x")"
 after 'SIGKILL in the middle of a kernel' kill
 beside init
 within 10 grep -q right "$dir/init.a"
-kill -KILL "$(records 'r["initPid"] if r["domain"] == "a" else ""' | head -n 1)"
+kill -KILL "$(records 'r["initPid"] if r["domain"] == "a" else ""' | grep -m 1 .)"
 after "SIGKILL of the server's first process" init
 if (($(left) > 70)); then
 	beside guard
 	within 10 grep -q right "$dir/guard.a"
-	kill -KILL "$(records 'r["guardPid"] if r["domain"] == "a" else ""' | head -n 1)"
+	kill -KILL "$(records 'r["guardPid"] if r["domain"] == "a" else ""' | grep -m 1 .)"
 	after "SIGKILL of the server's guard" guard
 fi
 stop_all
