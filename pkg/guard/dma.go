@@ -75,7 +75,7 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 		return answer(fail(unix.EINTR))
 	}
 	want := cost{gpu: gpu, slack: tableSlack}
-	if mapper.charge == nil { // else the range was charged as a whole
+	if mapper.charge == nil || mapper.isMemory() { // else it is a range that was charged as a whole
 		want.size = quota.Bytes(rm.PageTables(length, false))
 	}
 	if !g.reserve(want) {

@@ -98,6 +98,10 @@ func TestPageTables(t *testing.T) {
 	c.do("unmapdma", a, space, first)
 	r.agree(base + tables)
 	c.refused("NV_ERR_OBJECT_NOT_FOUND", "unmapdma", a, space, first)
+	within := c.do("mapdma", a, m, m, 4*mib)[0] // memory in the place of a range, which has tables: it has none
+	r.agree(base + 2*tables)
+	c.do("unmapdma", a, m, within)
+	r.agree(base + tables)
 	c.do("free", a, m)
 	r.agree(vas + pool)
 	for i := range 8 {
