@@ -96,7 +96,7 @@ func (m *memoryCalls) look() {
 	}
 	m.mu.Unlock()
 	for tid, x := range some {
-		if threadIn(tid, x.args, &x.began, cpuTime.leftCall) != threadOutside {
+		if !isLeaving(tid) && threadIn(tid, x.args, &x.began, cpuTime.leftMemoryCall) != threadOutside {
 			continue
 		}
 		m.mu.Lock()
@@ -123,10 +123,10 @@ func (m *memoryCalls) last() int64 {
 	return m.number
 }
 
-// await polls until something is so. False: it is not, until then, or the caller is away.
+// await polls until something is so. False: it is not, until then, or the caller is away, or a hand-over begins.
 func (c *trappedCall) await(until time.Time, is func() bool) bool {
 	for pause := 50 * time.Microsecond; !is(); pause = min(2*pause, 4*time.Millisecond) {
-		if !c.valid() || time.Now().After(until) {
+		if !c.valid() || c.isHalted() || time.Now().After(until) {
 			return false
 		}
 		time.Sleep(pause)
@@ -134,9 +134,15 @@ func (c *trappedCall) await(until time.Time, is func() bool) bool {
 	return true
 }
 
+// isHalted reports that no calls are taken up: what waits only holds up who has halted them.
+func (c *trappedCall) isHalted() bool { return c.listener != nil && c.listener.halted.Load() }
+
 // giveWay has one wait for those who wait until no thread is inside, or many threads would keep them waiting by turns.
 func (m *memoryCalls) giveWay(c *trappedCall) {
 	g := c.guard
+	if m.awaited.Load() == 0 {
+		return
+	}
 	defer g.waiters.Add(-1)
 	if g.waiters.Add(1) <= maxWaiters {
 		c.await(time.Now().Add(g.memoryPatience), func() bool { return m.awaited.Load() == 0 })
@@ -235,6 +241,8 @@ func (c *trappedCall) awaitQuiet(n int64, until time.Time) (reply, bool) {
 		return reply{}, true
 	case !c.valid():
 		return replyDone, false
+	case c.isHalted():
+		return fail(syscall.EINTR), false
 	}
 	// Not NV_ERR_INSERT_DUPLICATE_NAME: there is no such object.
 	return c.deny(rm.StatusBusyRetry, "freedname", "denied an object under a handle that was freed while another thread was in "+

@@ -5,9 +5,12 @@ package guard
 import (
 	"maps"
 	"os"
+	"os/exec"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -286,4 +289,29 @@ func TestMemoryCallElsewhere(t *testing.T) {
 		g.memoryCalls.n.Load() != 1 {
 		t.Errorf("%+v, %d calls are known", rep, g.memoryCalls.n.Load())
 	}
+}
+
+// TestLeaving: of a thread that is stopped, or ends, the registers are those of the call that it comes from.
+func TestLeaving(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	becomes := func(want bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); isLeaving(pid) != want; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("want %t", want)
+			}
+		}
+	}
+	becomes(false)
+	_ = cmd.Process.Signal(unix.SIGSTOP)
+	becomes(true)
+	_ = cmd.Process.Signal(unix.SIGCONT)
+	becomes(false)
+	_ = cmd.Process.Kill()
+	becomes(true) // until it is waited for
+	_ = cmd.Wait()
 }

@@ -443,19 +443,20 @@ func TestPlace(t *testing.T) {
 func TestComputed(t *testing.T) {
 	began := cpuTime{1000, 2000}
 	for _, x := range []struct {
-		now       cpuTime
-		root, any bool
+		now          cpuTime
+		root, memory bool
 	}{
 		{began, false, false},
 		{cpuTime{1009, 2000}, false, false},
 		{cpuTime{1010, 2000}, true, true},
-		{cpuTime{1010, 2010}, false, false},
-		{cpuTime{1100, 2999}, false, false},
+		{cpuTime{1010, 2010}, false, true},
+		{cpuTime{1028, 2237}, false, true}, // polls and yields
+		{cpuTime{1010, 2160}, false, false},
 		{cpuTime{1000, 3000}, true, false}, // one that makes memory clears it for as long
-		{cpuTime{1100, 3000}, true, false},
+		{cpuTime{1020, 3000}, true, false},
 	} {
-		if since := x.now.since(began); since.leftRootAlloc() != x.root || since.leftCall() != x.any {
-			t.Errorf("%+v since %+v: want %t of a root alloc, %t of any call", x.now, began, x.root, x.any)
+		if since := x.now.since(began); since.leftRootAlloc() != x.root || since.leftMemoryCall() != x.memory {
+			t.Errorf("%+v since %+v: want %t of a root alloc, %t of one that makes memory", x.now, began, x.root, x.memory)
 		}
 	}
 }
