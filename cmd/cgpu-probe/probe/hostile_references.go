@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"syscall"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -80,8 +81,11 @@ func hostileReferences(hostileOptions) error {
 // belowTheByte is as many handles beside the first as harm nothing, whoever counts.
 const belowTheByte = 250
 
-// memoryRaces is how often a race is tried.
-const memoryRaces = 40
+// memoryRaces is how often a race is tried, memoryRaceTime for how long at most: a machine may let it have few calls a second.
+const (
+	memoryRaces    = 40
+	memoryRaceTime = 10 * time.Second
+)
 
 // aboveTheLimit is what nobody has of counted memory: the guard lets it have 192 handles.
 const aboveTheLimit = 200
@@ -103,8 +107,9 @@ func hostileTOCTOUMemory(c *client, o hostileOptions) error {
 		{"parent", rm.AllocMemoryParent, func(uint32) (uint32, uint32) { return c.device, second }},
 	} {
 		var made, single int
+		begin := time.Now()
 		for i := range o.attempts() {
-			if i == memoryRaces { // each makes some 200 handles; one in four is won
+			if i == memoryRaces || time.Since(begin) > memoryRaceTime { // each makes some 200 handles; one in four is won
 				break
 			}
 			handle := c.newHandle()
