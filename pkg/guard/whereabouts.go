@@ -59,7 +59,7 @@ func isLeaving(tid int) bool {
 	if len(fields) < 7 {
 		return false
 	}
-	const ending = 0x4 | 0x8 // PF_EXITING, PF_POSTCOREDUMP
+	const ending = 0x4 | 0x8 // PF_EXITING, PF_POSTCOREDUMP (include/linux/sched.h); flags are field 9 (proc_pid_stat(5))
 	flags, err := strconv.ParseUint(string(fields[6]), 10, 64)
 	return bytes.ContainsAny(fields[0], "TtXZ") || err == nil && flags&ending != 0
 }

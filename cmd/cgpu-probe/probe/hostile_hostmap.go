@@ -60,9 +60,19 @@ const (
 // oldAlloc is RM_ALLOC_MEMORY of host memory.
 func (c *client) oldAlloc(class, flags uint32, address uintptr, size quota.Bytes, fd int) (handle uint32, err error) {
 	handle = c.newHandle()
+	b := c.oldCall(handle, c.device, class, flags, address, size, fd)
+	errno := c.call.escape(c.gpuFDs[0], rm.EscAllocMemory, b)
+	if st := rm.U32(b, rm.AllocMemoryStatus); errno != 0 || st != rm.StatusOK {
+		return 0, &rmError{what: fmt.Sprintf("RM_ALLOC_MEMORY of class %#x", class), errno: errno, status: st}
+	}
+	return handle, nil
+}
+
+// oldCall is the structure of RM_ALLOC_MEMORY, with a status that no driver answers.
+func (c *client) oldCall(handle, parent, class, flags uint32, address uintptr, size quota.Bytes, fd int) []byte {
 	b := make([]byte, rm.AllocMemorySize)
 	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
-	rm.PutU32(b, rm.AllocMemoryParent, c.device)
+	rm.PutU32(b, rm.AllocMemoryParent, parent)
 	rm.PutU32(b, rm.AllocMemoryObject, handle)
 	rm.PutU32(b, rm.AllocMemoryClass, class)
 	rm.PutU32(b, rm.AllocMemoryFlags, flags)
@@ -70,11 +80,7 @@ func (c *client) oldAlloc(class, flags uint32, address uintptr, size quota.Bytes
 	rm.PutU64(b, rm.AllocMemoryLimit, uint64(size)-1)
 	rm.PutU32(b, rm.AllocMemoryStatus, 0xbad)
 	rm.PutU32(b, rm.AllocMemoryFD, uint32(fd))
-	errno := c.call.escape(c.gpuFDs[0], rm.EscAllocMemory, b)
-	if st := rm.U32(b, rm.AllocMemoryStatus); errno != 0 || st != rm.StatusOK {
-		return 0, &rmError{what: fmt.Sprintf("RM_ALLOC_MEMORY of class %#x", class), errno: errno, status: st}
-	}
-	return handle, nil
+	return b
 }
 
 // unmap lets go of the pages.

@@ -150,16 +150,7 @@ func (c *client) raceMemory(handle uint32, field int, this, other uint32) {
 
 // pageCall is RM_ALLOC_MEMORY of a page.
 func (c *client) pageCall(handle, parent uint32) []byte {
-	const scatteredCachedNoMap = 1<<4 | 1<<12 | 1<<30 // NVOS02_FLAGS_PHYSICALITY, _COHERENCY, _MAPPING
-	b := make([]byte, rm.AllocMemorySize)
-	rm.PutU32(b, rm.AllocMemoryRoot, c.handle)
-	rm.PutU32(b, rm.AllocMemoryParent, parent)
-	rm.PutU32(b, rm.AllocMemoryObject, handle)
-	rm.PutU32(b, rm.AllocMemoryClass, classSystem)
-	rm.PutU32(b, rm.AllocMemoryFlags, scatteredCachedNoMap)
-	rm.PutU64(b, rm.AllocMemoryLimit, 4095)
-	rm.PutU32(b, rm.AllocMemoryFD, 0xffffffff)
-	return b
+	return c.oldCall(handle, parent, classSystem, scatteredCached|noMap, 0, 4*quota.KiB, -1)
 }
 
 // handlesOn makes as many handles on host memory as it gets, and frees all; there is false where the driver has nothing under its handle.
