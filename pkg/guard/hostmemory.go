@@ -95,7 +95,8 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	}
 	if !g.memoryCalls.let(c) {
 		g.account.unreserve(cost{host: true, size: takes})
-		return answer(c.status(rm.StatusInsufficientResources))
+		return answer(c.deny(rm.StatusInsufficientResources, "memorycalls",
+			"denied RM_ALLOC_MEMORY: too many threads are in it; pin by fewer at once", "max", maxMemoryCalls))
 	}
 	if taken {
 		g.account.growHost(client, handle, size, takes)

@@ -16,7 +16,7 @@ import (
 // nvidia_ctl_close), and no cgroup counts them. The call runs in the task, so the guard has no handle for it as for other windows: it
 // follows the file, and until that is gone the charge stays (docs/adr/0010-windows.md).
 
-var errTooManyWindows = errors.New("the container, or the memory, has as many mappings as it may")
+var errTooManyWindows = errors.New("the container, or the memory, has as many mappings as it may: pin fewer, larger pieces")
 
 // windowOfTask is the window of a call of RM_ALLOC_MEMORY for an object; nil: nothing is mapped, or what is has a window. as is what the
 // driver knows the file by.
